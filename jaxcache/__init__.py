@@ -1,0 +1,1 @@
+"""The inference cache for hybrid language models in JAX."""

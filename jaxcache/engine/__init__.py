@@ -1,0 +1,1 @@
+"""A small serving loop for the demo, the tests and the benchmarks."""

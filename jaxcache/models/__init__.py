@@ -1,0 +1,1 @@
+"""Reference models (Flax NNX) that run from the cache."""

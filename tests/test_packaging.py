@@ -1,0 +1,122 @@
+"""One name per module, every package listed, imports that point one way."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDERS = {
+    "jaxcache": "jaxcache",
+    "layouts": "jaxcache.layouts",
+    "transfer": "jaxcache.transfer",
+}
+# A package may import packages of its own rank or below.
+RANK = {
+    "jaxcache.layouts": 0,
+    "jaxcache": 1,
+    "jaxcache.models": 2,
+    "jaxcache.engine": 3,
+    "jaxcache.cli": 4,
+    "jaxcache.transfer": 5,
+}
+
+
+def owner(module: str) -> str | None:
+    owners = (p for p in RANK if f"{module}.".startswith(f"{p}."))
+    return max(owners, key=len, default=None)
+
+
+def modules() -> list[tuple[str, pathlib.Path]]:
+    found = []
+    for folder, name in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if any(parent.is_symlink() for parent in path.parents):
+                continue
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            module = ".".join([name, *parts]).removesuffix(".__init__")
+            found.append((module, path))
+    return found
+
+
+def imported_names(path: pathlib.Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write absolute imports"
+            names += [node.module or ""]
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def test_every_package_is_listed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {
+        name for name, path in modules() if path.name == "__init__.py"
+    }
+    assert packages == set(project["tool"]["setuptools"]["packages"])
+
+
+@pytest.mark.parametrize("name", ["layouts", "transfer"])
+def test_folders_are_not_import_names(name: str) -> None:
+    assert (ROOT / "jaxcache" / name).resolve() == ROOT / name
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"import `jaxcache.{name}`" in run.stderr
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda x: str(x))
+def test_imports_point_down(module: str, path: pathlib.Path) -> None:
+    own = owner(module)
+    assert own is not None
+    for name in imported_names(path):
+        target = owner(name)
+        if target is None or (module == "jaxcache" and target == "jaxcache"):
+            continue
+        assert RANK[target] <= RANK[own], f"{path} imports {name}"
+
+
+HOST_SIDE = [
+    "eviction",
+    "manager",
+    "requests",
+    "slots",
+    "snapshots",
+    "stats",
+    "tree",
+]
+
+
+@pytest.mark.parametrize("name", HOST_SIDE)
+def test_the_host_side_imports_no_jax(name: str) -> None:
+    imported = imported_names(ROOT / "jaxcache" / f"{name}.py")
+    assert not [n for n in imported if n == "jax" or n.startswith("jax.")]
+
+
+def test_layouts_import_no_jax() -> None:
+    for path in (ROOT / "layouts").rglob("*.py"):
+        names = imported_names(path)
+        assert not [n for n in names if n == "jax" or n.startswith("jax.")], path
+
+
+@pytest.mark.parametrize("module", ["nixl", "zmq"])
+def test_transports_stay_out_of_the_core(module: str) -> None:
+    for name, path in modules():
+        if not name.startswith("jaxcache.transfer"):
+            found = [n.split(".")[0] for n in imported_names(path)]
+            assert module not in found, path
+
+
+def test_no_module_is_longer_than_500_lines() -> None:
+    for _, path in modules():
+        assert len(path.read_text().splitlines()) <= 500, path
