@@ -1,0 +1,37 @@
+"""Checks of constructor arguments: each returns the value in its canonical form."""
+
+import operator
+from collections.abc import Iterable
+
+
+def integer(name: str, value: object, minimum: int) -> int:
+    """Returns `value` as an `int` that is at least `minimum`.
+
+    Raises:
+        ValueError: naming the argument, what was needed and what came.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(
+            f"{name} must be an integer >= {minimum}, got {value!r}"
+        ) from None
+    if number < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {number}")
+    return number
+
+
+def integers(name: str, values: object, minimum: int) -> tuple[int, ...]:
+    """Returns `values` as a tuple of integers that are at least `minimum`."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a tuple of integers, got {values!r}")
+    return tuple(
+        integer(f"{name}[{i}]", value, minimum) for i, value in enumerate(values)
+    )
+
+
+def divides_or_multiple(units: int, num_shards: int) -> bool:
+    """Says whether `units` can be split over, or replicated on, `num_shards` shards."""
+    return units % num_shards == 0 or num_shards % units == 0
