@@ -75,6 +75,7 @@ class ModelLayout:
         *,
         dtype: str | None = None,
         state_dtype: str | None = None,
+        name: str | None = None,
     ) -> "ModelLayout":
         """Reads the layers from the config of a Hugging Face model.
 
@@ -85,14 +86,16 @@ class ModelLayout:
                 config's `dtype` (or `torch_dtype`), else bfloat16.
             state_dtype: Type of the recurrent state. Default: what the config says of
                 it, else float32.
+            name: Name of the layout. Default: the config's `model_type`. Name the
+                checkpoint where transfer must not mix two of one architecture.
 
         Raises:
             ValueError: if the architecture is unknown, or a field is missing or wrong.
         """
         from jaxcache.layouts.hf_config import read_hf_config
 
-        name, layers = read_hf_config(config, dtype, state_dtype)
-        return cls(name, layers)
+        architecture, layers = read_hf_config(config, dtype, state_dtype)
+        return cls(architecture if name is None else name, layers)
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
