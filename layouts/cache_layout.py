@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from typing import overload
 
 import numpy as np
@@ -10,47 +9,25 @@ import numpy.typing as npt
 
 from jaxcache.layouts.arguments import divides_or_multiple, integer
 from jaxcache.layouts.conv_view import ConvView, conv_view
-from jaxcache.layouts.fingerprint import describe, fingerprint
+from jaxcache.layouts.fingerprint import fingerprint
+from jaxcache.layouts.layer_groups import (
+    BufferLocation,
+    LayerGroup,
+    coalesce,
+    layers_by_retention,
+)
 from jaxcache.layouts.model import Layer, ModelLayout
-from jaxcache.layouts.placement import Placement, place
-from jaxcache.layouts.pool_spec import ORDERS, Index, Indices, Order, PoolSpec
+from jaxcache.layouts.placement import Placement, place, workable_shards
+from jaxcache.layouts.pool_spec import (
+    ORDERS,
+    BufferStrides,
+    Index,
+    Indices,
+    Order,
+    PoolSpec,
+)
 from jaxcache.layouts.retention import Retention
 from jaxcache.layouts.roles import BufferSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerGroup:
-    """Layers with the same retention rule: they share one kind of slot.
-
-    Attributes:
-        group_id: Index in `CacheLayout.groups`.
-        retention: The rule.
-        layer_ids: The layers, ascending.
-        pools: Indices into `CacheLayout.pools`; slot s of the group is slot s of each.
-    """
-
-    group_id: int
-    retention: Retention
-    layer_ids: tuple[int, ...]
-    pools: tuple[int, ...]
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether a slot of the group is a row; otherwise it is a page."""
-        return self.retention.is_recurrent
-
-
-@dataclasses.dataclass(frozen=True)
-class BufferLocation:
-    """Where a (layer, role) lives.
-
-    Attributes:
-        pool: Index into `CacheLayout.pools`.
-        buffer: Index on that pool's buffer axis.
-    """
-
-    pool: int
-    buffer: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,7 +61,7 @@ class CacheLayout:
             raise ValueError(f"order must be 'units' or 'buffers', got {self.order!r}")
         for (layer_id, role), spec in self._specs.items():
             if not divides_or_multiple(spec.units, shards):
-                works = self._workable_shards()
+                works = workable_shards({s.units for s in self._specs.values()})
                 raise ValueError(
                     f"num_shards must divide the {spec.units} units of {role!r} of "
                     f"layer {layer_id} or be a multiple of them, got {shards}; every "
@@ -92,7 +69,6 @@ class CacheLayout:
                     f"{', '.join(map(str, works))}"
                 )
 
-    # -- value semantics ---------------------------------------------------------------
     # A layout is hashed and compared at every call of a jitted step, so both are O(1)
     # for the same object.
 
@@ -117,16 +93,6 @@ class CacheLayout:
         # Cached values stay behind: the hash of a string differs between processes.
         return (CacheLayout, self._fields())
 
-    # -- groups and pools --------------------------------------------------------------
-
-    @functools.cached_property
-    def _layer_groups(self) -> dict[Retention, list[Layer]]:
-        """Layers by retention: page groups by first appearance, recurrent last."""
-        groups: dict[Retention, list[Layer]] = {}
-        for layer in self.model.layers:
-            groups.setdefault(layer.kind.retention, []).append(layer)
-        return dict(sorted(groups.items(), key=lambda item: item[0].is_recurrent))
-
     @functools.cached_property
     def _specs(self) -> dict[tuple[int, str], BufferSpec]:
         return {
@@ -136,40 +102,19 @@ class CacheLayout:
         }
 
     @functools.cached_property
+    def _layer_groups(self) -> dict[Retention, tuple[Layer, ...]]:
+        return layers_by_retention(self.model.layers)
+
+    @functools.cached_property
     def pools(self) -> tuple[PoolSpec, ...]:
         """The pools, group by group, in order of first appearance."""
-        pools = []
-        for group_id, layers in enumerate(self._layer_groups.values()):
-            equal: dict[tuple[object, ...], list[tuple[int, BufferSpec]]] = {}
-            for layer in layers:
-                for spec in layer.kind.buffers(self.tokens_per_page):
-                    key = (spec.units, spec.unit_shape, spec.dtype)
-                    equal.setdefault(key, []).append((layer.layer_id, spec))
-            recurrent = layers[0].kind.retention.is_recurrent
-            group_name = "recurrent" if recurrent else f"attention{group_id}"
-            names = [
-                f"{group_name}.{'+'.join(dict.fromkeys(s.role for _, s in members))}"
-                for members in equal.values()
-            ]
-            for name, members in zip(names, equal.values(), strict=True):
-                spec = members[0][1]
-                if names.count(name) > 1:
-                    shape = ",".join(map(str, spec.unit_shape))
-                    name = f"{name}[{spec.units}x({shape}) {spec.dtype}]"
-                pools.append(
-                    PoolSpec(
-                        name=name,
-                        group_id=group_id,
-                        model_units=spec.units,
-                        units=max(spec.units, self.num_shards),
-                        unit_shape=spec.unit_shape,
-                        dtype=spec.dtype,
-                        buffers=tuple((layer_id, s.role) for layer_id, s in members),
-                        order=self.order,
-                        num_shards=self.num_shards,
-                    )
-                )
-        return tuple(pools)
+        return tuple(
+            pool
+            for group_id, layers in enumerate(self._layer_groups.values())
+            for pool in coalesce(
+                group_id, layers, self.tokens_per_page, self.num_shards, self.order
+            )
+        )
 
     @functools.cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -203,8 +148,6 @@ class CacheLayout:
     def has_recurrent(self) -> bool:
         """Whether requests have rows."""
         return self.recurrent_group is not None
-
-    # -- one buffer --------------------------------------------------------------------
 
     @functools.cached_property
     def _locations(self) -> dict[tuple[int, str], BufferLocation]:
@@ -246,10 +189,7 @@ class CacheLayout:
                 f"role must be one of {', '.join(roles)} for layer {layer_id}, "
                 f"got {role!r}"
             )
-        raise ValueError(
-            f"layer_id must be one of the layers with a cache, "
-            f"{self.model.layer_ids}, got {layer_id!r}"
-        )
+        raise self._no_layer(layer_id)
 
     def pool_of(self, layer_id: int, role: str) -> PoolSpec:
         """Returns the pool of a (layer, role)."""
@@ -276,6 +216,15 @@ class CacheLayout:
         """Returns what part of a (layer, role) one shard holds."""
         return place(self.units(layer_id, role), self.num_shards, shard_index)
 
+    def _shard_of(self, layer_id: int, role: str) -> tuple[PoolSpec, int]:
+        location = self.locate(layer_id, role)
+        return self.pools[location.pool].shard, location.buffer
+
+    def strides(self, layer_id: int, role: str) -> BufferStrides:
+        """Returns where a (layer, role) lies in the array that one shard holds."""
+        shard, buffer = self._shard_of(layer_id, role)
+        return shard.strides(buffer)
+
     @overload
     def view_index(self, slot: int, unit: int, layer_id: int, role: str) -> int: ...
     @overload
@@ -293,9 +242,8 @@ class CacheLayout:
             layer_id: The layer.
             role: The role.
         """
-        location = self.locate(layer_id, role)
-        shard = self.pools[location.pool].shard
-        return shard.view_index(slot, unit, location.buffer)
+        shard, buffer = self._shard_of(layer_id, role)
+        return shard.view_index(slot, unit, buffer)
 
     @overload
     def address(
@@ -320,9 +268,8 @@ class CacheLayout:
             layer_id: The layer.
             role: The role.
         """
-        location = self.locate(layer_id, role)
-        shard = self.pools[location.pool].shard
-        return shard.address(pool_base, slot, unit, location.buffer)
+        shard, buffer = self._shard_of(layer_id, role)
+        return shard.address(pool_base, slot, unit, buffer)
 
     def conv_view(self, layer_id: int, *, of_shard: bool = False) -> ConvView:
         """Returns how the sections of a layer's convolution make one combined state.
@@ -345,11 +292,11 @@ class CacheLayout:
             f"layer_id must be a layer with a convolution, got {layer_id!r}"
         )
 
-    # -- sizes -------------------------------------------------------------------------
-    # Of all shards together, replicas counted; one shard takes a num_shards-th.
-
     def slot_bytes(self, group_id: int) -> int:
-        """Returns the bytes of one slot of a group, over its pools."""
+        """Returns the bytes of one slot of a group, over its pools.
+
+        As all sizes here: of all shards together, replicas counted.
+        """
         groups = len(self.groups)
         if integer("group_id", group_id, 0) >= groups:
             raise ValueError(f"group_id must be below {groups}, got {group_id}")
@@ -377,15 +324,10 @@ class CacheLayout:
         pages = sum(self.bytes_per_page(g.group_id) for g in self.page_groups)
         return pages // self.tokens_per_page
 
-    # -- identity ----------------------------------------------------------------------
-
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of what transfer peers must share: everything but shards and stage."""
-        layers = self.model.model_layers
-        return fingerprint(
-            describe(self.model.name, layers, self.tokens_per_page, self.order)
-        )
+        return self._fingerprint_of(self.model.model_layers)
 
     def layer_fingerprint(self, layer_id: int) -> str:
         """Returns the same hash for one layer.
@@ -395,19 +337,14 @@ class CacheLayout:
         """
         layers = tuple(x for x in self.model.layers if x.layer_id == layer_id)
         if not layers:
-            raise ValueError(
-                f"layer_id must be one of the layers with a cache, "
-                f"{self.model.layer_ids}, got {layer_id!r}"
-            )
-        return fingerprint(
-            describe(self.model.name, layers, self.tokens_per_page, self.order)
-        )
+            raise self._no_layer(layer_id)
+        return self._fingerprint_of(layers)
 
-    def _workable_shards(self) -> list[int]:
-        """Returns the numbers of shards up to 64 that every buffer allows."""
-        units = {spec.units for spec in self._specs.values()}
-        return [
-            shards
-            for shards in itertools.takewhile(lambda n: n <= 64, itertools.count(1))
-            if all(divides_or_multiple(u, shards) for u in units)
-        ]
+    def _fingerprint_of(self, layers: tuple[Layer, ...]) -> str:
+        return fingerprint(self.model.name, layers, self.tokens_per_page, self.order)
+
+    def _no_layer(self, layer_id: int) -> ValueError:
+        return ValueError(
+            f"layer_id must be one of the layers with a cache, "
+            f"{self.model.layer_ids}, got {layer_id!r}"
+        )

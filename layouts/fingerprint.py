@@ -7,6 +7,7 @@ are matched by id).
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from jaxcache.layouts.model import Layer
 from jaxcache.layouts.retention import Retention, Window
@@ -18,11 +19,11 @@ from jaxcache.layouts.retention import Retention, Window
 CONVENTIONS = 1
 
 
-def describe(
-    name: str, layers: tuple[Layer, ...], tokens_per_page: int, order: str
-) -> dict[str, object]:
-    """Returns the canonical description that a fingerprint is the hash of."""
-    return {
+def fingerprint(
+    name: str, layers: Sequence[Layer], tokens_per_page: int, order: str
+) -> str:
+    """Returns the SHA-256 of a canonical description, the same in every process."""
+    description = {
         "conventions": CONVENTIONS,
         "model": name,
         "tokens_per_page": tokens_per_page,
@@ -39,10 +40,6 @@ def describe(
             for layer in layers
         ],
     }
-
-
-def fingerprint(description: dict[str, object]) -> str:
-    """Returns the SHA-256 of a description, the same in every process."""
     text = json.dumps(description, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

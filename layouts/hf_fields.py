@@ -53,8 +53,8 @@ def load_config(
 class Fields:
     """The fields of one config.
 
-    Where a method takes several names, they are spellings of one field, newest first;
-    the first that is there counts, and errors use the newest.
+    Where a method takes several names, they are spellings of one field: the first that
+    is there and not null counts.
 
     Attributes:
         architecture: The config's `model_type`, for messages.
@@ -76,14 +76,18 @@ class Fields:
         Raises:
             ValueError: if it is missing.
         """
-        for name in names:
-            if name in self.values:
-                return name, self.values[name]
-        raise ValueError(f"{names[0]} is missing from the {self.architecture} config")
+        there = [name for name in names if name in self.values]
+        if not there:
+            raise ValueError(
+                f"{names[0]} is missing from the {self.architecture} config"
+            )
+        name = next((n for n in there if self.values[n] is not None), there[0])
+        return name, self.values[name]
 
     def get(self, *names: str) -> Any:
         """Returns the value of a field, or `None` where it is missing."""
-        return next((self.values[n] for n in names if n in self.values), None)
+        values = (self.values.get(name) for name in names)
+        return next((value for value in values if value is not None), None)
 
     def integer(self, *names: str, minimum: int = 1) -> int:
         """Returns a field that must be an integer, at least `minimum`."""

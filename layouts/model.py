@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxcache.layouts.arguments import integer, integers
-from jaxcache.layouts.layers import LayerKind
+from jaxcache.layouts.layer_kind import LayerKind
 from jaxcache.layouts.roles import BufferSpec
 
 
@@ -127,7 +127,7 @@ class ModelLayout:
         Args:
             extra: Called with the kind of each layer, returns the buffers to add to it:
                 the scales of a quantised cache, an index key, the replay history of
-                speculative decoding. See `jaxcache.layouts.layers` for their shapes.
+                speculative decoding. `jaxcache.layouts.layer_kind` has their shapes.
         """
 
         def ride(layer: Layer) -> Layer:

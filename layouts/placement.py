@@ -9,6 +9,7 @@ so the unit axis of the global array has length max(U, T), repeated where replic
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from jaxcache.layouts.arguments import divides_or_multiple, integer
 
@@ -90,3 +91,12 @@ def check_split(units: int, num_shards: int) -> None:
             f"num_shards must divide the {units} units or be a multiple of them, "
             f"got {num_shards}"
         )
+
+
+def workable_shards(units: Iterable[int], limit: int = 64) -> list[int]:
+    """Returns the numbers of shards up to `limit` that all these units allow."""
+    return [
+        shards
+        for shards in range(1, limit + 1)
+        if all(divides_or_multiple(u, shards) for u in units)
+    ]

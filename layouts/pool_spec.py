@@ -5,6 +5,7 @@ A pool is `dtype[num_slots, units, num_buffers, *unit_shape]` in order `units`, 
 """
 
 import dataclasses
+import functools
 import math
 from typing import Literal, overload
 
@@ -20,6 +21,32 @@ ORDERS: tuple[Order, ...] = ("units", "buffers")
 # An index, or an array of them: the formulas below hold for both.
 Indices = npt.NDArray[np.integer]
 Index = int | Indices
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferStrides:
+    """Where the units of one buffer are, in bytes.
+
+    Unit u of slot s starts at `offset + s * slot_stride + u * unit_stride` of the pool.
+
+    Attributes:
+        offset: First byte of unit 0 in slot 0.
+        slot_stride: From a slot to the next.
+        unit_stride: From a unit to the next.
+        units: How many units there are.
+        unit_bytes: Bytes of one unit, which are contiguous.
+    """
+
+    offset: int
+    slot_stride: int
+    unit_stride: int
+    units: int
+    unit_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffer in one slot."""
+        return self.units * self.unit_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +103,7 @@ class PoolSpec:
         """How many times each unit of the model stands on the unit axis."""
         return self.units // self.model_units
 
-    @property
+    @functools.cached_property
     def shard(self) -> "PoolSpec":
         """The array that one shard's device holds: its share of the units."""
         share = self.units // self.num_shards
@@ -124,10 +151,15 @@ class PoolSpec:
         """Bytes from a buffer to the next, of the same unit."""
         return self.unit_bytes if self.order == "units" else self.buffer_bytes
 
-    @property
-    def view_shape(self) -> tuple[int, ...]:
-        """Shape of the view of one slot in which a unit of a buffer is one element."""
-        return (self.units * self.num_buffers, *self.unit_shape)
+    def strides(self, buffer: int) -> BufferStrides:
+        """Returns where the units of one buffer are."""
+        return BufferStrides(
+            offset=buffer * self.buffer_stride,
+            slot_stride=self.slot_stride,
+            unit_stride=self.unit_stride,
+            units=self.units,
+            unit_bytes=self.unit_bytes,
+        )
 
     @overload
     def view_index(self, slot: int, unit: int, buffer: int) -> int: ...
