@@ -1,0 +1,226 @@
+"""Step packing: one step's work as one int32 array whose shape comes from a bucket.
+
+D decode entries bring one token each, P prefill entries share N tokens. What a section
+does not use holds padding, so a step of any content has the shape of its bucket.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxcache.buckets import MIN_INDICES, Bucket as Bucket, Buckets as Buckets
+from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.step_checks import (
+    UpdateChecks,
+    check_arrays,
+    check_copies,
+    check_prefill,
+    check_seats,
+    check_snapshots,
+    refuse_bounded,
+)
+
+# A token id that stands for "the token this seat sampled last".
+NEXT_TOKEN = -1
+
+Int32s = npt.NDArray[np.int32]
+
+
+def _empty(*shape: int) -> Int32s:
+    array = np.zeros(shape, np.int32)
+    array.flags.writeable = False
+    return array
+
+
+_NOTHING = _empty(0)
+_NO_UPDATES = _empty(4, 0)
+_NO_COPIES = _empty(3, 0)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class StepWork:
+    """What one step does, in host arrays; a step without prefill leaves that out.
+
+    Attributes:
+        decode_seats: `i32[d]`.
+        decode_positions: `i32[d]`, tokens already in the cache: the token's position.
+        decode_tokens: `i32[d]`, token ids or `NEXT_TOKEN`.
+        prefill_seats: `i32[p]`.
+        prefill_starts: `i32[p]`, tokens already in the cache.
+        prefill_lens: `i32[p]`, each at least 1.
+        prefill_tokens: `i32[sum(prefill_lens)]`, entry after entry.
+        snapshot_entries: `i32[m]`, index among the prefill entries.
+        snapshot_positions: `i32[m]`, tokens absorbed: start < position <= start + len.
+        snapshot_slots: `i32[m]`, a row for each, owned by nobody else.
+        updates: `i32[4, u]`, columns (table, seat, column, value), no element twice.
+            Table g is the page table of attention group g; the table after the last one
+            is the row index, whose column 0 is the row read and 1 the row written.
+        copies: `i32[3, c]`, columns (attention group, source page, destination page).
+    """
+
+    decode_seats: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    decode_positions: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    decode_tokens: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    prefill_seats: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    prefill_starts: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    prefill_lens: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    prefill_tokens: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    snapshot_entries: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    snapshot_positions: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    snapshot_slots: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
+    updates: Int32s = dataclasses.field(default_factory=lambda: _NO_UPDATES)
+    copies: Int32s = dataclasses.field(default_factory=lambda: _NO_COPIES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PackedInputs:
+    """One step's inputs as they are uploaded; a pytree.
+
+    Attributes:
+        packed: `i32[bucket.num_packed]`. A fresh array a step, never written again: JAX
+            on CPU reads NumPy memory in place, also after the dispatch.
+        extra_updates: `i32[4, 2^k]` updates that did not fit into `packed`, or `None`.
+        bucket: The shape. Static.
+        size: The cache it was packed for. Static.
+    """
+
+    packed: Any
+    extra_updates: Any
+    bucket: Bucket
+    size: CacheSize
+
+
+def index_bucket(num_indices: int) -> int:
+    """Returns the power of two, at least 2, that `num_indices` are padded to."""
+    return max(MIN_INDICES, 1 << (num_indices - 1).bit_length())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Form:
+    """A packed array that is all padding, and the bounds of its bounded values."""
+
+    bucket: Bucket
+    template: Int32s
+    bounded: slice
+    bounds: npt.NDArray[np.uint32]
+
+
+class Packer:
+    """Packs steps for one cache and checks every id before it is uploaded.
+
+    Attributes:
+        layout: The layout of the cache.
+        size: Its size.
+        buckets: The shapes that steps have.
+    """
+
+    def __init__(self, layout: CacheLayout, size: CacheSize, buckets: Buckets) -> None:
+        self.layout = layout
+        self.size = size
+        self.buckets = buckets
+        groups = layout.num_page_groups
+        slots = [size.page_slots(group) for group in range(groups)]
+        # By table: the page tables, then the row index.
+        self._slots = np.array([*slots, size.row_slots], np.int32)
+        columns = np.array([size.max_pages] * groups + [2], np.int32)
+        self._check_updates = UpdateChecks(size, self._slots, columns)
+        self._forms: dict[Bucket, _Form] = {}
+
+    def pack(self, work: StepWork) -> PackedInputs:
+        """Returns the inputs of a step.
+
+        Args:
+            work: What the step does. Nothing of it is kept.
+
+        Raises:
+            ValueError: naming the field of `work` that has a wrong type or length, or
+                an id outside the cache, or the limit of the buckets that it exceeds.
+        """
+        check_arrays(work)
+        num_decode = len(work.decode_seats)
+        num_seqs = len(work.prefill_seats)
+        num_tokens = len(work.prefill_tokens)
+        num_snapshots = len(work.snapshot_slots)
+        bucket = self.buckets.select(num_decode, num_seqs, num_tokens)
+        form = self._forms.get(bucket) or self._form(bucket)
+        packed: Int32s = form.template.copy()
+        sections = bucket.sections
+        tokens = sections["token_ids"].start
+        seats = sections["seat"].start
+        starts = sections["start"].start
+        if num_decode:
+            packed[tokens : tokens + num_decode] = work.decode_tokens
+            packed[seats : seats + num_decode] = work.decode_seats
+            packed[starts : starts + num_decode] = work.decode_positions
+        if num_seqs:
+            skip = bucket.decode
+            lens = sections["len"].start
+            packed[tokens + skip : tokens + skip + num_tokens] = work.prefill_tokens
+            packed[seats + skip : seats + skip + num_seqs] = work.prefill_seats
+            packed[starts + skip : starts + skip + num_seqs] = work.prefill_starts
+            packed[lens : lens + num_seqs] = work.prefill_lens
+            check_prefill(work, self.size)
+        if num_snapshots:
+            check_snapshots(work, self.size, bucket)
+            at = sections["snapshot_position"].start
+            packed[at : at + num_snapshots] = work.snapshot_positions
+            at = sections["snapshot_entry"].start
+            packed[at : at + num_snapshots] = work.snapshot_entries + bucket.decode
+            at = sections["snapshot_slot"].start
+            packed[at : at + num_snapshots] = work.snapshot_slots
+        if num_copies := work.copies.shape[1]:
+            check_copies(work.copies, self.size, bucket, self._slots)
+            copies = packed[sections["copies"]].reshape(3, bucket.copies)
+            copies[:, :num_copies] = work.copies
+        extra = None
+        if num_updates := work.updates.shape[1]:
+            self._check_updates(work.updates)
+            inline = min(num_updates, bucket.updates)
+            updates = packed[sections["updates"]].reshape(4, bucket.updates)
+            updates[:, :inline] = work.updates[:, :inline]
+            if rest := num_updates - inline:
+                extra = self.pad_updates(work.updates[:, inline:], index_bucket(rest))
+        # One comparison for seats, positions and slots: as unsigned numbers, negative
+        # ones are past every bound.
+        if (packed.view(np.uint32)[form.bounded] >= form.bounds).any():
+            refuse_bounded(work, self.size)
+        check_seats(work, self.size)
+        return PackedInputs(
+            packed=packed, extra_updates=extra, bucket=bucket, size=self.size
+        )
+
+    def pad_updates(self, updates: Int32s, length: int) -> Int32s:
+        """Returns `i32[4, length]`: updates, then ones of a table that does not exist.
+
+        Args:
+            updates: `i32[4, u]`, as in `StepWork`.
+            length: Columns wanted, at least u.
+        """
+        padded = np.zeros((4, length), np.int32)
+        padded[0] = len(self._slots)
+        padded[:, : updates.shape[1]] = updates
+        return padded
+
+    def _form(self, bucket: Bucket) -> _Form:
+        size, sections = self.size, bucket.sections
+        template = np.zeros(bucket.num_packed, np.int32)
+        template[sections["snapshot_position"]] = -1
+        template[sections["seat"]] = size.padding_seat
+        template[sections["snapshot_entry"]] = bucket.num_entries - 1
+        template[sections["snapshot_slot"]] = size.sink_slot
+        copies = template[sections["copies"]].reshape(3, bucket.copies)
+        copies[0] = self.layout.num_page_groups
+        updates = template[sections["updates"]].reshape(4, bucket.updates)
+        updates[0] = len(self._slots)
+        bounds = np.zeros(bucket.num_packed, np.uint32)
+        bounds[sections["seat"]] = size.num_seats
+        bounds[sections["start"]] = size.max_tokens
+        bounds[sections["len"]] = size.max_tokens + 1
+        bounds[sections["snapshot_entry"]] = bucket.num_entries
+        bounds[sections["snapshot_slot"]] = size.row_slots
+        bounded = slice(sections["seat"].start, sections["snapshot_slot"].stop)
+        form = _Form(bucket, template, bounded, bounds[bounded])
+        self._forms[bucket] = form
+        return form

@@ -1,0 +1,231 @@
+"""Host checks of one step's work: a bad id is refused before anything is uploaded.
+
+On the device an id outside the cache is dropped without a word, so this is the only
+place where a mistake of the planner shows.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxcache.buckets import Bucket
+from jaxcache.layouts import NULL_SLOT, CacheSize
+
+if TYPE_CHECKING:
+    from jaxcache.packing import StepWork
+
+Int32s = npt.NDArray[np.int32]
+
+_INT32 = np.dtype(np.int32)
+_PARTS = (
+    ("decode_seats", "decode_positions", "decode_tokens"),
+    ("prefill_seats", "prefill_starts", "prefill_lens"),
+    ("snapshot_slots", "snapshot_positions", "snapshot_entries"),
+    ("prefill_tokens",),
+)
+_ROWS = (("updates", 4), ("copies", 3))
+
+
+def check_arrays(work: "StepWork") -> None:
+    """Refuses arrays of a wrong type, and parts whose arrays differ in length."""
+    for part in _PARTS:
+        length = -1
+        for name in part:
+            array = getattr(work, name)
+            if type(array) is not np.ndarray or array.dtype is not _INT32:
+                _check_type(name, array)
+            if array.ndim != 1 or (array.size != length and length >= 0):
+                wanted = "n" if length < 0 else f"{length}, as {part[0]} has"
+                raise ValueError(
+                    f"{name} must have shape ({wanted}), got {array.shape}"
+                )
+            length = array.size
+    for name, rows in _ROWS:
+        array = getattr(work, name)
+        if type(array) is not np.ndarray or array.dtype is not _INT32:
+            _check_type(name, array)
+        if array.ndim != 2 or array.shape[0] != rows:
+            raise ValueError(f"{name} must have shape ({rows}, n), got {array.shape}")
+
+
+def _check_type(name: str, array: object) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != _INT32:
+        came = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise ValueError(f"{name} must be an int32 NumPy array, got {came}")
+
+
+def check_seats(work: "StepWork", size: CacheSize) -> None:
+    """Refuses two entries of one request: both would write the same row."""
+    seats = np.concatenate((work.decode_seats, work.prefill_seats))
+    counts = np.bincount(seats, minlength=size.num_seats)[: size.max_seqs]
+    if counts.max() > 1:
+        twice = np.flatnonzero(counts > 1).tolist()
+        raise ValueError(
+            f"decode_seats and prefill_seats must not name a seat twice, got seats "
+            f"{twice} more than once"
+        )
+
+
+def check_prefill(work: "StepWork", size: CacheSize) -> None:
+    """Refuses chunks that do not add up, or run past the longest history."""
+    lens = work.prefill_lens
+    if lens.min() < 1:
+        raise ValueError(f"prefill_lens must be at least 1, got {lens.tolist()}")
+    if lens.sum() != work.prefill_tokens.size:
+        raise ValueError(
+            f"prefill_tokens must have sum(prefill_lens) = {lens.sum()} tokens, "
+            f"got {work.prefill_tokens.size}"
+        )
+    ends = work.prefill_starts + lens.astype(np.int64)
+    if ends.max() > size.max_tokens:
+        raise ValueError(
+            f"prefill_starts + prefill_lens must be at most max_tokens = "
+            f"{size.max_tokens}, got {ends.tolist()}"
+        )
+
+
+def check_snapshots(work: "StepWork", size: CacheSize, bucket: Bucket) -> None:
+    """Refuses snapshots outside their entry's chunk, or in a slot that is reserved."""
+    count = work.snapshot_slots.size
+    if count > bucket.snapshots:
+        raise ValueError(
+            f"snapshot_slots must have at most {bucket.snapshots} snapshots in this "
+            f"bucket, got {count}"
+        )
+    entries = work.snapshot_entries
+    if entries.min() < 0 or entries.max() >= work.prefill_seats.size:
+        raise ValueError(
+            f"snapshot_entries must be indices of the {work.prefill_seats.size} "
+            f"prefill entries, got {entries.tolist()}"
+        )
+    starts = work.prefill_starts[entries]
+    ends = starts + work.prefill_lens[entries]
+    positions = work.snapshot_positions
+    if (positions <= starts).any() or (positions > ends).any():
+        raise ValueError(
+            f"snapshot_positions must lie after the start and at most at the end of "
+            f"their chunks, {list(zip(starts.tolist(), ends.tolist(), strict=True))}, "
+            f"got {positions.tolist()}"
+        )
+    slots = work.snapshot_slots
+    if slots.min() < size.first_slot or np.unique(slots).size != count:
+        raise ValueError(
+            f"snapshot_slots must be different rows, each at least {size.first_slot}, "
+            f"got {slots.tolist()}"
+        )
+
+
+def check_copies(
+    copies: Int32s, size: CacheSize, bucket: Bucket, num_slots: Int32s
+) -> None:
+    """Refuses copies of pages that do not exist, or into a page that is reserved.
+
+    Args:
+        copies: `i32[3, c]`, columns (group, source, destination).
+        size: The cache.
+        bucket: The bucket.
+        num_slots: `i32[groups + 1]`, slots of each attention group, then of the rows.
+    """
+    count, groups = copies.shape[1], num_slots.size - 1
+    if count > bucket.copies:
+        raise ValueError(
+            f"copies must have at most {bucket.copies} copies in this bucket, "
+            f"got {count}"
+        )
+    group, source, destination = copies
+    if group.min() < 0 or group.max() >= groups:
+        raise ValueError(
+            f"copies must name attention groups below {groups}, got {group.tolist()}"
+        )
+    slots = num_slots[group]
+    if source.min() < 0 or (source >= slots).any():
+        raise ValueError(
+            f"copies must have source pages below {slots.tolist()}, "
+            f"got {source.tolist()}"
+        )
+    if destination.min() < size.first_slot or (destination >= slots).any():
+        raise ValueError(
+            f"copies must have destination pages from {size.first_slot} to below "
+            f"{slots.tolist()}, got {destination.tolist()}"
+        )
+    pairs = set(zip(group.tolist(), destination.tolist(), strict=True))
+    if len(pairs) != count:
+        raise ValueError(
+            f"copies must not name a destination twice, got {destination.tolist()} "
+            f"of groups {group.tolist()}"
+        )
+
+
+class UpdateChecks:
+    """Refuses updates of elements that do not exist, or that point outside the pools.
+
+    Args:
+        size: The cache.
+        num_slots: `i32[groups + 1]`, slots that an element of each table may name.
+        num_columns: `i32[groups + 1]`, columns of each table.
+    """
+
+    def __init__(self, size: CacheSize, num_slots: Int32s, num_columns: Int32s) -> None:
+        self._size = size
+        tables = num_slots.size
+        # By table: what (table, seat, column, value) must stay below.
+        self._bounds = np.stack(
+            [
+                np.full(tables, tables),
+                np.full(tables, size.max_seqs),
+                num_columns,
+                num_slots,
+            ]
+        ).astype(np.uint32)
+        width = max(size.max_pages, 2)
+        self._strides = np.array([size.max_seqs * width, width, 1, 0], np.int64)
+
+    def __call__(self, updates: Int32s) -> None:
+        """Checks `i32[4, u]`, columns (table, seat, column, value)."""
+        # Unsigned, so that a negative number is past every bound; the bounds of a table
+        # that does not exist are those of the last one, and it fails the first of them.
+        unsigned = updates.view(np.uint32)
+        bounds = self._bounds.take(unsigned[0], axis=1, mode="clip")
+        if (wrong := unsigned >= bounds).any():
+            row = int(wrong.any(axis=1).argmax())
+            name = ("tables", "seats", "columns", "values")[row]
+            raise ValueError(
+                f"updates must have {name} from 0 to below "
+                f"{bounds[row][wrong[row]].tolist()}, "
+                f"got {updates[row][wrong[row]].tolist()}"
+            )
+        table, _, column, value = updates
+        if not value.all():
+            rows = (table == self._bounds.shape[1] - 1) & (column == 1)
+            if (rows & (value == NULL_SLOT)).any():
+                raise ValueError(
+                    f"updates must not make row {NULL_SLOT}, the null row, a row that "
+                    f"is written, got {updates.T.tolist()}"
+                )
+        elements = self._strides @ updates
+        elements.sort()
+        if (elements[1:] == elements[:-1]).any():
+            raise ValueError(
+                "updates must not change an element twice, since their order is not "
+                f"kept, got {updates.T.tolist()}"
+            )
+
+
+def refuse_bounded(work: "StepWork", size: CacheSize) -> None:
+    """Raises the error of the first value that lies outside its bound."""
+    bounds = {
+        "decode_seats": size.num_seats,
+        "prefill_seats": size.num_seats,
+        "decode_positions": size.max_tokens,
+        "prefill_starts": size.max_tokens,
+        "snapshot_slots": size.row_slots,
+    }
+    for name, bound in bounds.items():
+        values: Int32s = getattr(work, name)
+        wrong = (values < 0) | (values >= bound)
+        if wrong.any():
+            raise ValueError(
+                f"{name} must be from 0 to below {bound}, got {values[wrong].tolist()}"
+            )
+    raise AssertionError("a value out of bounds belongs to one of the fields above")
