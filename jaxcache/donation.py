@@ -1,0 +1,256 @@
+"""Donation: functions of a state, compiled once a signature and proven in place."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import SingleDeviceSharding
+
+from jaxcache.packing import PackedInputs
+from jaxcache.proof import (
+    PoolCopied,
+    StepReport,
+    cleared,
+    explain_compiled,
+    layer_bytes,
+    temp_bytes,
+)
+from jaxcache.state import CacheState, abstract_cache
+
+# A cache this large makes a copy of any pool outgrow the noise of a memory plan.
+_PROOF_SLOTS = 4096
+
+_DEAD = """\
+The state passed to {name} has been donated already: its memory now belongs to the
+state that an earlier call returned. This goes wrong:
+
+    {name}(..., state, ...)
+    {name}(..., state, ...)
+
+This is right (a mover returns the state alone):
+
+    state, out = {name}(..., state, ...)
+
+If an old state is needed, copy it first, which takes as much memory as the cache:
+jax.tree.map(jnp.copy, state).\
+"""
+
+
+class Donating:
+    """A pure function of a state, made to update it in place.
+
+    Each signature is compiled once, ahead of time, with the state donated; the program
+    is then proven to work in place, or refused with `PoolCopied`. The state is argument
+    0, and the result is a state or a tuple that starts with one.
+
+    Attributes:
+        name: Name in reports and errors.
+        reports: One report for each compilation.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self._fn = _keeping(fn, name)
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self.name = name
+        self.reports: list[StepReport] = []
+
+    @property
+    def compilations(self) -> int:
+        """How many signatures were compiled."""
+        return len(self.reports)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on tracing, lowering and compiling, proofs included."""
+        return sum(report.compile_seconds for report in self.reports)
+
+    def prepare(self, *args: Any) -> jax.stages.Compiled:
+        """Returns the program for these arguments, concrete or abstract.
+
+        Raises:
+            PoolCopied: if it would not work in place. Nothing was donated.
+        """
+        key = _signature(args)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled, report = self.build(*args)
+            self.reports.append(report)
+            if not report.in_place:
+                raise PoolCopied(report)
+            self._compiled[key] = compiled
+        return compiled
+
+    def build(self, *args: Any) -> tuple[jax.stages.Compiled, StepReport]:
+        """Returns a new program for these arguments and what it does."""
+        start = time.perf_counter()
+        compiled = self._compile(args)
+        state: CacheState = args[0]
+        report = explain_compiled(
+            compiled, state, name=self.name, platform=_platform(state)
+        )
+        if any(leaf.copies for leaf in report.leaves):
+            growth = self._growth(args, report)
+            if growth is not None and growth < 0.5:
+                report = cleared(report, growth)
+            else:
+                report = dataclasses.replace(report, temp_growth=growth)
+        seconds = time.perf_counter() - start
+        return compiled, dataclasses.replace(report, compile_seconds=seconds)
+
+    def _compile(self, args: tuple[Any, ...]) -> jax.stages.Compiled:
+        # The only donation in the package: always argument 0, always the state.
+        return jax.jit(self._fn, donate_argnums=0).lower(*args).compile()
+
+    def _growth(self, args: tuple[Any, ...], report: StepReport) -> float | None:
+        """Compiles for a larger cache and returns how temporaries grew.
+
+        Returns:
+            The growth as a share of what the smallest suspected layer grew by, or
+            `None` if the function cannot be traced for another size of cache.
+        """
+        state: CacheState = args[0]
+        suspects = [
+            spec
+            for spec, leaf in zip(state.layout.pools, report.leaves, strict=False)
+            if leaf.copies
+        ]
+        groups = {spec.group_id for spec in suspects}
+        fewest = min(state.size.group_slots(group) for group in groups)
+        factor = max(2, -(-_PROOF_SLOTS // fewest))
+        larger = dataclasses.replace(
+            state.size,
+            num_pages=tuple(factor * pages for pages in state.size.num_pages),
+            num_rows=factor * state.size.num_rows,
+        )
+        try:
+            compiled = self._compile(_resized(args, larger))
+        except (TypeError, ValueError):
+            return None
+        growth = temp_bytes(compiled) - report.temp_bytes
+        expected = min(
+            layer_bytes(
+                spec,
+                larger.group_slots(spec.group_id)
+                - state.size.group_slots(spec.group_id),
+            )
+            for spec in suspects
+        )
+        return growth / expected
+
+    def refuse_dead(self, state: CacheState) -> None:
+        """Raises the error of a state that was used twice, if it was."""
+        leaves = jax.tree.leaves(state)
+        if any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves):
+            raise RuntimeError(_DEAD.format(name=self.name)) from None
+
+
+def _keeping(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns the function, made to give back a state like the one it got."""
+
+    def run(state: CacheState, *args: Any) -> Any:
+        result = fn(state, *args)
+        if isinstance(result, CacheState):
+            return _same_state(name, state, result)
+        if not isinstance(result, tuple) or not result:
+            raise ValueError(
+                f"{name} must return the updated state first, got {type(result)}"
+            )
+        return (_same_state(name, state, result[0]), *result[1:])
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+def _same_state(name: str, before: CacheState, after: Any) -> CacheState:
+    """Checks that structure, shapes and dtypes are kept, and fixes the shardings."""
+    wanted, came = jax.tree.structure(before), jax.tree.structure(after)
+    if not isinstance(after, CacheState) or (came,) != (wanted,):
+        raise ValueError(
+            f"{name} must return a state of structure {wanted}, got {came}"
+        )
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise ValueError(
+                f"{name} must return a state with arrays as it got them, "
+                f"{old.dtype}{list(old.shape)}, got {new.dtype}{list(new.shape)}"
+            )
+    if before.mesh is None:
+        return after
+    pools = tuple(
+        lax.with_sharding_constraint(pool, after.pool_sharding(index))
+        for index, pool in enumerate(after.pools)
+    )
+    page_table, row_index = lax.with_sharding_constraint(
+        (after.page_table, after.row_index), after.replicated
+    )
+    return dataclasses.replace(
+        after, pools=pools, page_table=page_table, row_index=row_index
+    )
+
+
+def _signature(args: tuple[Any, ...]) -> Hashable:
+    leaves, structure = jax.tree.flatten(args)
+    return (structure, tuple(_leaf_signature(leaf) for leaf in leaves))
+
+
+def _leaf_signature(leaf: Any) -> Hashable:
+    """Returns what a compilation depends on; an array elsewhere has another program."""
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        sharding = None if device == jax.devices()[0] else sharding
+    if isinstance(leaf, (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)):
+        weak = getattr(leaf, "weak_type", False)
+        return (tuple(leaf.shape), np.dtype(leaf.dtype), weak, sharding)
+    return type(leaf).__name__
+
+
+def abstract(args: Any, device: jax.Device | None = None) -> Any:
+    """Returns the shapes of a pytree of arguments, for another device if one is given.
+
+    Args:
+        args: The arguments. Arrays on a mesh stay on their mesh.
+        device: The device, also one that is not attached.
+    """
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None)
+        if device is not None:
+            sharding = SingleDeviceSharding(device)
+        elif isinstance(leaf, jax.Array) and len(leaf.devices()) == 1:
+            sharding = None
+        aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+    return jax.tree.map(shape, args)
+
+
+def _resized(args: tuple[Any, ...], size: Any) -> tuple[Any, ...]:
+    """Returns the shapes of the arguments for a cache of another size."""
+    state: CacheState = args[0]
+    resized = abstract_cache(
+        state.layout, size, state.mesh, tensor_axis=state.tensor_axis
+    )
+    if state.mesh is None:
+        (device,) = _devices(state)
+        resized = abstract(resized, device)
+    rest = [
+        dataclasses.replace(arg, size=size) if isinstance(arg, PackedInputs) else arg
+        for arg in abstract(args[1:])
+    ]
+    return (resized, *rest)
+
+
+def _devices(state: CacheState) -> set[jax.Device]:
+    sharding = state.pools[0].sharding
+    return set(jax.devices()[:1]) if sharding is None else set(sharding.device_set)
+
+
+def _platform(state: CacheState) -> str:
+    device = next(iter(_devices(state)))
+    kind = device.device_kind
+    return device.platform if kind == device.platform else f"{device.platform} ({kind})"

@@ -1,0 +1,235 @@
+"""HLO reading: which instructions of a compiled program make a copy of a pool.
+
+A pool stays where it is only if every instruction that gives an array like it writes
+into the memory of its operand. XLA says so in the program it prints: scatters and
+dynamic-update-slices (also as the root of a fusion) work in place, since copy insertion
+has put an explicit `copy` in front of every one that could not.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_OPCODE = re.compile(r"^\s*([\w\-]+)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+_ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
+_APPLIED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
+
+# Instructions that name memory and make none, and the two that write in place.
+_NO_MEMORY = frozenset(
+    (
+        "after-all",
+        "async-done",
+        "async-start",
+        "async-update",
+        "bitcast",
+        "call",
+        "conditional",
+        "dynamic-update-slice",
+        "get-tuple-element",
+        "opt-barrier",
+        "parameter",
+        "scatter",
+        "tuple",
+        "while",
+    )
+)
+_IN_PLACE = frozenset(("dynamic-update-slice", "scatter"))
+
+
+@dataclasses.dataclass(frozen=True)
+class HloArray:
+    """The type of an array in a program, as one device sees it.
+
+    Attributes:
+        dtype: XLA's name of the element type.
+        dims: Its shape.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.dims)
+
+
+def hlo_dtype(dtype: str) -> str:
+    """Returns XLA's name of a dtype: `bfloat16` is `bf16`, `int8` is `s8`."""
+    if dtype == "bfloat16":
+        return "bf16"
+    name = re.sub(r"^float", "f", dtype)
+    name = re.sub(r"^int", "s", re.sub(r"^uint", "u", name))
+    return name.replace("_", "").replace("bool", "pred")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    name: str
+    opcode: str
+    arrays: tuple[HloArray, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool
+
+
+def _arrays(text: str) -> tuple[HloArray, ...]:
+    return tuple(
+        HloArray(dtype, tuple(int(d) for d in dims.split(",") if d))
+        for dtype, dims in _ARRAY.findall(text)
+    )
+
+
+def _closing(text: str, start: int) -> int:
+    """Returns the index of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
+        if not depth:
+            return index
+    return len(text)
+
+
+def _parse(line: str) -> _Instruction | None:
+    if not (match := _INSTRUCTION.match(line)):
+        return None
+    is_root, name, rest = match.groups()
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
+    shape, rest = rest[:end], rest[end:]
+    if not (opcode := _OPCODE.match(rest)):
+        return None
+    close = _closing(rest, opcode.end() - 1)
+    return _Instruction(
+        name=name,
+        opcode=opcode[1],
+        arrays=_arrays(shape),
+        operands=tuple(_NAME.findall(rest[opcode.end() : close])),
+        attributes=rest[close + 1 :],
+        is_root=is_root is not None,
+    )
+
+
+class Program:
+    """An optimised HLO program, as far as memory is concerned.
+
+    Args:
+        text: What `compiled.as_text()` prints.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._header = text.partition("\n")[0]
+        self._computations: dict[str, dict[str, _Instruction]] = {}
+        current: dict[str, _Instruction] = {}
+        for line in text.splitlines():
+            if opened := _COMPUTATION.match(line):
+                current = self._computations.setdefault(opened[1], {})
+            elif instruction := _parse(line):
+                current[instruction.name] = instruction
+
+    def aliased(self) -> list[HloArray]:
+        """Returns the parameters whose memory an output takes over."""
+        layout = self._header.partition("entry_computation_layout={(")[2]
+        parameters = _arrays(layout.partition(")->")[0])
+        # A parameter list without arrays in tuples: JAX passes leaves one by one.
+        return [parameters[int(number)] for number in _ALIAS.findall(self._header)]
+
+    def copies(self, pool: HloArray, num_slots: int, num_buffers: int) -> list[str]:
+        """Returns the instructions that put a pool, or a layer of it, elsewhere.
+
+        Args:
+            pool: The pool on one device.
+            num_slots: Its slots.
+            num_buffers: Its buffers.
+        """
+        return [
+            f"{instruction.opcode} %{instruction.name}"
+            for computation, instruction in self._executed()
+            for index, array in enumerate(instruction.arrays)
+            if _is_copy(computation, instruction, array, pool, num_slots, num_buffers)
+            and not self._writes_in_place(instruction, index)
+        ]
+
+    def _executed(self) -> Iterator[tuple[dict[str, _Instruction], _Instruction]]:
+        """Yields what is run on its own: not what is fused or applied per element."""
+        inner = {
+            name
+            for computation in self._computations.values()
+            for instruction in computation.values()
+            if instruction.opcode not in ("call", "async-start")
+            for name in _APPLIED.findall(instruction.attributes)
+        }
+        for name, computation in self._computations.items():
+            if name not in inner:
+                for instruction in computation.values():
+                    if instruction.opcode not in _NO_MEMORY:
+                        yield computation, instruction
+
+    def _writes_in_place(self, instruction: _Instruction, index: int) -> bool:
+        """Says whether result `index` of a fusion or kernel is one of its operands."""
+        if instruction.opcode == "custom-call":
+            return _kernel_aliases(instruction, index)
+        called = _APPLIED.search(instruction.attributes)
+        if instruction.opcode != "fusion" or called is None:
+            return False
+        fused = self._computations[called[1]]
+        root = next(i for i in fused.values() if i.is_root)
+        if root.opcode == "tuple":
+            root = fused[root.operands[index]]
+        root = _behind_bitcasts(fused, root)
+        if root.opcode not in _IN_PLACE:
+            return False
+        target = _behind_bitcasts(fused, fused[root.operands[0]])
+        return target.opcode == "parameter"
+
+
+def _behind_bitcasts(
+    computation: dict[str, _Instruction], instruction: _Instruction
+) -> _Instruction:
+    while instruction.opcode == "bitcast":
+        instruction = computation[instruction.operands[0]]
+    return instruction
+
+
+def _kernel_aliases(instruction: _Instruction, index: int) -> bool:
+    aliasing = instruction.attributes.partition("output_to_operand_aliasing={")[2]
+    output = "{}" if len(instruction.arrays) == 1 else f"{{{index}}}"
+    return aliasing.startswith(f"{output}:") or f" {output}:" in aliasing
+
+
+def _is_copy(
+    computation: dict[str, _Instruction],
+    instruction: _Instruction,
+    array: HloArray,
+    pool: HloArray,
+    num_slots: int,
+    num_buffers: int,
+) -> bool:
+    """Says whether an array is a pool, or was made of all slots of one."""
+    if array == pool:
+        return True
+    layer = num_slots in array.dims and array.size * num_buffers >= pool.size
+    if array.size != pool.size and not layer:
+        return False
+    return any(_is_pool(computation, name, pool) for name in instruction.operands)
+
+
+def _is_pool(computation: dict[str, _Instruction], name: str, pool: HloArray) -> bool:
+    if not (instruction := computation.get(name)):
+        return False
+    return _behind_bitcasts(computation, instruction).arrays == (pool,)
+
+
+def pools_like(arrays: Sequence[HloArray], wanted: Sequence[HloArray]) -> list[bool]:
+    """Returns for each wanted array whether one of `arrays`, each used once, is it."""
+    left = list(arrays)
+    found = []
+    for array in wanted:
+        found.append(array in left)
+        if found[-1]:
+            left.remove(array)
+    return found
