@@ -42,12 +42,7 @@ class FullAttention:
 
     def buffers(self, tokens_per_page: int) -> tuple[BufferSpec, ...]:
         """Returns key, value and what rides along, of one page."""
-        value_dim = self.value_head_dim or self.head_dim
-        own = (
-            BufferSpec(KEY, self.kv_heads, (self.head_dim,), self.dtype),
-            BufferSpec(VALUE, self.kv_heads, (value_dim,), self.dtype),
-        )
-        return _of_page(own + self.extra, tokens_per_page)
+        return _of_page(_key_and_value(self) + self.extra, tokens_per_page)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +87,7 @@ class SlidingWindowAttention:
 
     def buffers(self, tokens_per_page: int) -> tuple[BufferSpec, ...]:
         """Returns key, value and what rides along, of one page."""
-        full = FullAttention(
-            self.kv_heads, self.head_dim, self.value_head_dim, self.dtype, self.extra
-        )
-        return full.buffers(tokens_per_page)
+        return _of_page(_key_and_value(self) + self.extra, tokens_per_page)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +125,17 @@ class LatentAttention:
         """Returns the latent and what rides along, of one page."""
         own = (BufferSpec(LATENT, 1, (self.latent_dim,), self.dtype),)
         return _of_page(own + self.extra, tokens_per_page)
+
+
+def _key_and_value(
+    kind: FullAttention | SlidingWindowAttention,
+) -> tuple[BufferSpec, BufferSpec]:
+    """Returns the buffers of one token."""
+    value_dim = kind.value_head_dim or kind.head_dim
+    return (
+        BufferSpec(KEY, kind.kv_heads, (kind.head_dim,), kind.dtype),
+        BufferSpec(VALUE, kind.kv_heads, (value_dim,), kind.dtype),
+    )
 
 
 def _of_page(

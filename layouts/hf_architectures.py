@@ -173,6 +173,9 @@ def _nemotron_h(fields: Fields, dtypes: Dtypes) -> Kinds:
         types = tuple(NEMOTRON_H_PATTERN[char] for char in pattern)
     else:
         types = fields.layer_types(*names, known=(LINEAR, FULL, "mlp", "moe"))
+    if LINEAR not in types and FULL not in types:
+        need = "must have a layer that keeps something"
+        raise fields.error("layers_block_type", need, list(types))
     kinds: dict[str, tuple[LayerKind, ...]] = {}
     if LINEAR in types:
         kinds[LINEAR] = (

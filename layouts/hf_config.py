@@ -53,6 +53,4 @@ def read_hf_config(
     )
     kinds = reader(fields, dtypes)
     layers = tuple(Layer(i, kind) for i, layer in enumerate(kinds) for kind in layer)
-    if not layers:
-        raise ValueError(f"the {architecture} config has no layer that keeps anything")
     return fields.architecture, layers
