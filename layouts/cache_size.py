@@ -1,10 +1,12 @@
 """The cache size: how many slots each group has, and which of them are reserved.
 
-slot      0       1 .. num_sinks        first_slot ..
-          null    sinks                 real requests: num_pages, or num_rows, of them
-          zeros,  written by padding    exactly what was asked for
-          never   and dummies, never
-          written read by a live one
+The slots of every pool, and so of pages and rows alike:
+
+    slot   0         1 .. num_sinks        first_slot ..
+           null      sinks                 num_pages, or num_rows, slots
+           zeros,    written by padding    for real requests:
+           never     and dummies, never    exactly what was asked for
+           written   read by a live one
 """
 
 import dataclasses

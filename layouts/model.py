@@ -132,8 +132,11 @@ class ModelLayout:
 
         def ride(layer: Layer) -> Layer:
             kind: Any = layer.kind
-            added = (*kind.extra, *extra(layer.kind))
-            return Layer(layer.layer_id, dataclasses.replace(kind, extra=added))
+            added = tuple(extra(layer.kind))
+            if not added:
+                return layer
+            kind = dataclasses.replace(kind, extra=(*kind.extra, *added))
+            return Layer(layer.layer_id, kind)
 
         return ModelLayout(
             self.name,

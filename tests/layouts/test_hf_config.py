@@ -348,6 +348,12 @@ def kinds(config: dict[str, Any]) -> str:
         ),
         ("lfm2", {"layer_types": ["conv", "conv"], "num_hidden_layers": 2}, "rr"),
         ("nemotron_h", {"layers_block_type": ["mamba", "attention", "mlp"]}, "ra"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "full_attention"]}, "-a"),
+        (
+            "qwen3_next",
+            {"layer_types": ["linear_attention"], "num_hidden_layers": 1},
+            "r",
+        ),
         (
             "nemotron_h",
             {"layers_block_type": None, "hybrid_override_pattern": "M-M*-EM"},
@@ -410,16 +416,19 @@ def test_the_newer_field_names_of_kimi_linear() -> None:
 
 
 def test_the_older_field_names_of_nemotron_h() -> None:
-    config = config_of("nemotron_h")
+    # A head size that is not hidden_size over heads, so that only the field gives it.
+    newer = config_of("nemotron_h") | {"head_dim": 96, "n_groups": 4, "conv_kernel": 5}
+    older = dict(newer)
     for new, old in {
         "n_groups": "mamba_n_groups",
         "conv_kernel": "mamba_d_conv",
         "head_dim": "attention_head_dim",
     }.items():
-        config[old] = config.pop(new)
-    assert ModelLayout.from_hf_config(config) == ModelLayout.from_hf_config(
-        config_of("nemotron_h")
-    )
+        older[old] = older.pop(new)
+    assert ModelLayout.from_hf_config(older) == ModelLayout.from_hf_config(newer)
+    layers = shapes(ModelLayout.from_hf_config(older))
+    assert layers[0]["conv_b"] == (4, (128, 4), "bfloat16")
+    assert layers[2] == keys_and_values(8, 96)
 
 
 @pytest.mark.parametrize("architecture", ["bamba", "falcon_h1", "granitemoehybrid"])

@@ -409,9 +409,9 @@ def test_an_unknown_architecture_is_refused_with_those_there_are(value: Any) -> 
     assert refusal({"model_type": value}) == (
         "model_type must be one of bamba, falcon_h1, granitemoehybrid, jamba, "
         f"kimi_linear, lfm2, nemotron_h, qwen3_next, zamba2, got {value!r}; for "
-        "another architecture declare the layers by hand, for example ModelLayout('mine', "
-        "(Layer(0, FullAttention(kv_heads=8, head_dim=128)), Layer(1, "
-        "Mamba2(num_heads=64, head_dim=64, num_groups=8, state_dim=128, "
+        "another architecture declare the layers by hand, for example "
+        "ModelLayout('mine', (Layer(0, FullAttention(kv_heads=8, head_dim=128)), "
+        "Layer(1, Mamba2(num_heads=64, head_dim=64, num_groups=8, state_dim=128, "
         "conv_kernel=4))))"
     )
 

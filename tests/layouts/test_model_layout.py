@@ -74,7 +74,9 @@ class TokenShift:
 
 def test_a_layer_kind_of_ones_own_will_do() -> None:
     layer = Layer(0, TokenShift(64))
-    assert ModelLayout("m", (layer,)).layers == (layer,)
+    model = ModelLayout("m", (layer,))
+    assert model.layers == (layer,)
+    assert model.with_extra(lambda kind: ()) == model
 
 
 @pytest.mark.parametrize(
