@@ -37,15 +37,19 @@ def parameter_shardings(
         tensor_axis: Name of that axis.
 
     Raises:
-        ValueError: if the mesh has no such axis.
+        ValueError: if the mesh has no such axis, or if its axes are of another type
+            than Auto: these models leave the splitting of activations to the compiler.
     """
     if tensor_axis not in mesh.axis_names:
         raise ValueError(
             f"tensor_axis must be one of the mesh's axes {mesh.axis_names}, "
             f"got {tensor_axis!r}"
         )
-    # The models leave the partitioning of activations to the compiler.
-    mesh = Mesh(mesh.devices, mesh.axis_names, (AxisType.Auto,) * mesh.devices.ndim)
+    if set(mesh.axis_types) != {AxisType.Auto}:
+        raise ValueError(
+            "mesh must have axes of type Auto, as jax.sharding.Mesh makes them (and "
+            f"jax.make_mesh with axis_types), got {mesh.axis_types}"
+        )
     num_shards = mesh.shape[tensor_axis]
 
     def sharding(variable: Any) -> Any:
