@@ -39,6 +39,8 @@ _NO_MEMORY = frozenset(
     )
 )
 _IN_PLACE = frozenset(("dynamic-update-slice", "scatter"))
+# Instructions that touch only chosen places of their first operand.
+_PLACES = _IN_PLACE | {"dynamic-slice", "gather"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +75,16 @@ class _Instruction:
     name: str
     opcode: str
     arrays: tuple[HloArray, ...]
-    operands: tuple[str, ...]
+    arguments: str
     attributes: str
     is_root: bool
+
+    @property
+    def operands(self) -> list[str]:
+        return _NAME.findall(self.arguments)
+
+
+_Computation = dict[str, _Instruction]
 
 
 def _arrays(text: str) -> tuple[HloArray, ...]:
@@ -108,7 +117,7 @@ def _parse(line: str) -> _Instruction | None:
         name=name,
         opcode=opcode[1],
         arrays=_arrays(shape),
-        operands=tuple(_NAME.findall(rest[opcode.end() : close])),
+        arguments=rest[opcode.end() : close],
         attributes=rest[close + 1 :],
         is_root=is_root is not None,
     )
@@ -123,8 +132,8 @@ class Program:
 
     def __init__(self, text: str) -> None:
         self._header = text.partition("\n")[0]
-        self._computations: dict[str, dict[str, _Instruction]] = {}
-        current: dict[str, _Instruction] = {}
+        self._computations: dict[str, _Computation] = {}
+        current: _Computation = {}
         for line in text.splitlines():
             if opened := _COMPUTATION.match(line):
                 current = self._computations.setdefault(opened[1], {})
@@ -138,23 +147,47 @@ class Program:
         # A parameter list without arrays in tuples: JAX passes leaves one by one.
         return [parameters[int(number)] for number in _ALIAS.findall(self._header)]
 
-    def copies(self, pool: HloArray, num_slots: int, num_buffers: int) -> list[str]:
+    def copies(self, pool: HloArray, num_buffers: int) -> list[str]:
         """Returns the instructions that put a pool, or a layer of it, elsewhere.
 
         Args:
             pool: The pool on one device.
-            num_slots: Its slots.
             num_buffers: Its buffers.
         """
         return [
             f"{instruction.opcode} %{instruction.name}"
             for computation, instruction in self._executed()
             for index, array in enumerate(instruction.arrays)
-            if _is_copy(computation, instruction, array, pool, num_slots, num_buffers)
-            and not self._writes_in_place(instruction, index)
+            if array == pool
+            or (
+                array.size * num_buffers >= pool.size
+                and self._reads_whole(computation, instruction, pool)
+            )
+            if not self._writes_in_place(instruction, index)
         ]
 
-    def _executed(self) -> Iterator[tuple[dict[str, _Instruction], _Instruction]]:
+    def _reads_whole(
+        self, computation: _Computation, instruction: _Instruction, pool: HloArray
+    ) -> bool:
+        """Says whether an instruction reads a pool, and not only places of it."""
+        for index, name in enumerate(instruction.operands):
+            operand = computation.get(name)
+            if operand is None:
+                continue
+            if _behind_bitcasts(computation, operand).arrays != (pool,):
+                continue
+            if instruction.opcode != "fusion":
+                if index or instruction.opcode not in _PLACES:
+                    return True
+            elif _spreads(self._fused(instruction), f"parameter({index})"):
+                return True
+        return False
+
+    def _fused(self, instruction: _Instruction) -> _Computation:
+        called = _APPLIED.search(instruction.attributes)
+        return self._computations[called[1]] if called else {}
+
+    def _executed(self) -> Iterator[tuple[_Computation, _Instruction]]:
         """Yields what is run on its own: not what is fused or applied per element."""
         inner = {
             name
@@ -173,10 +206,9 @@ class Program:
         """Says whether result `index` of a fusion or kernel is one of its operands."""
         if instruction.opcode == "custom-call":
             return _kernel_aliases(instruction, index)
-        called = _APPLIED.search(instruction.attributes)
-        if instruction.opcode != "fusion" or called is None:
+        if instruction.opcode != "fusion":
             return False
-        fused = self._computations[called[1]]
+        fused = self._fused(instruction)
         root = next(i for i in fused.values() if i.is_root)
         if root.opcode == "tuple":
             root = fused[root.operands[index]]
@@ -188,7 +220,7 @@ class Program:
 
 
 def _behind_bitcasts(
-    computation: dict[str, _Instruction], instruction: _Instruction
+    computation: _Computation, instruction: _Instruction
 ) -> _Instruction:
     while instruction.opcode == "bitcast":
         instruction = computation[instruction.operands[0]]
@@ -201,27 +233,19 @@ def _kernel_aliases(instruction: _Instruction, index: int) -> bool:
     return aliasing.startswith(f"{output}:") or f" {output}:" in aliasing
 
 
-def _is_copy(
-    computation: dict[str, _Instruction],
-    instruction: _Instruction,
-    array: HloArray,
-    pool: HloArray,
-    num_slots: int,
-    num_buffers: int,
-) -> bool:
-    """Says whether an array is a pool, or was made of all slots of one."""
-    if array == pool:
-        return True
-    layer = num_slots in array.dims and array.size * num_buffers >= pool.size
-    if array.size != pool.size and not layer:
-        return False
-    return any(_is_pool(computation, name, pool) for name in instruction.operands)
-
-
-def _is_pool(computation: dict[str, _Instruction], name: str, pool: HloArray) -> bool:
-    if not (instruction := computation.get(name)):
-        return False
-    return _behind_bitcasts(computation, instruction).arrays == (pool,)
+def _spreads(fused: _Computation, parameter: str) -> bool:
+    """Says whether a fusion uses a parameter other than at chosen places of it."""
+    names = {
+        i.name for i in fused.values() if f"{i.opcode}({i.arguments})" == parameter
+    }
+    # Instructions stand behind their operands, so one pass follows the bitcasts.
+    for instruction in fused.values():
+        used = [i for i, name in enumerate(instruction.operands) if name in names]
+        if used and instruction.opcode == "bitcast":
+            names.add(instruction.name)
+        elif used and (used != [0] or instruction.opcode not in _PLACES):
+            return True
+    return False
 
 
 def pools_like(arrays: Sequence[HloArray], wanted: Sequence[HloArray]) -> list[bool]:

@@ -337,10 +337,10 @@ def _index(spec: PoolSpec, slots: jax.Array, buffer: LayerId, *rest: Any) -> Any
 def _writable(state: CacheState, pool: int, slots: jax.Array) -> jax.Array:
     """Maps slots that must not be written past the end, each to an index of its own."""
     (count,) = slots.shape
-    if count < MIN_INDICES:
+    if 0 < count < MIN_INDICES:
         raise ValueError(
-            f"slots to write must be a vector of at least {MIN_INDICES}, got {count}: "
-            f"pad it with -1, which is not written"
+            f"slots to write must be none or at least {MIN_INDICES}, got {count}: pad "
+            f"them with -1, which is not written"
         )
     num_slots = state.pools[pool].shape[0]
     live = (slots >= state.size.first_slot) & (slots < num_slots)

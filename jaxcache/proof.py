@@ -205,7 +205,7 @@ def explain_compiled(
             spec = state.layout.pools[index]
             # Temporaries below this cannot hold even one layer of the pool.
             if memory.temp_size_in_bytes * spec.num_buffers >= sizes[index]:
-                copies = program.copies(array, array.dims[0], spec.num_buffers)
+                copies = program.copies(array, spec.num_buffers)
         leaves.append(
             LeafReport(
                 names[index],

@@ -109,29 +109,31 @@ def reads_then_overwrites(
     """Rows are read out and overwritten, without a barrier."""
     pool = state.pools[0]
     rows = pool[inputs.seat]
-    return with_pool(state, 0, pool.at[inputs.seat].set(rows[::-1])), rows
+    written = pool.at[inputs.seat].set(jnp.zeros((), pool.dtype))
+    return with_pool(state, 0, written), rows
 
 
 def kernel_then_update(state: CacheState, inputs: StepInputs) -> tuple[CacheState, Any]:
     """A kernel reads the pool, and nothing orders that before the update."""
-    pool = state.pools[0]
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    out = jax.pure_callback(lambda p: p.sum(), shape, pool)
-    rows = pool[inputs.seat]
-    return with_pool(state, 0, pool.at[inputs.seat].set(rows * 2)), out
+    out = _kernel(state.pools[0])
+    rows = state.pools[0][inputs.seat]
+    pool = state.pools[0].at[inputs.seat].set(rows * jnp.full((), 2, rows.dtype))
+    return with_pool(state, 0, pool), out
 
 
 def kernel_then_ordered_update(
     state: CacheState, inputs: StepInputs
 ) -> tuple[CacheState, Any]:
     """The same with `after_read`, which is what the error advises."""
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    out = jax.pure_callback(lambda p: p.sum(), shape, state.pools[0])
-    state, out = after_read(state, out)
-    rows = state.pools[0][inputs.seat]
-    state, rows = after_read(state, rows)
-    pool = state.pools[0].at[inputs.seat].set(rows * 2)
+    state, out = after_read(state, _kernel(state.pools[0]))
+    state, rows = after_read(state, state.pools[0][inputs.seat])
+    pool = state.pools[0].at[inputs.seat].set(rows * jnp.full((), 2, rows.dtype))
     return with_pool(state, 0, pool), out
+
+
+def _kernel(pool: jax.Array) -> jax.Array:
+    """Something that reads the whole pool."""
+    return pool.sum()
 
 
 def scatters_into_a_reshape(
