@@ -1,0 +1,116 @@
+"""What may be added: checks of a cache's size, of a prompt and its marked points."""
+
+import operator
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxcache.layouts import CacheLayout, CacheSize
+
+
+def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) -> bytes:
+    """Returns a prompt as the bytes of int32.
+
+    Args:
+        request_id: For the messages.
+        prompt: Token ids; an `i32[tokens]` array is by far the fastest.
+        max_tokens: The longest history of a request.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
+    tokens = np.asarray(prompt)
+    if tokens.ndim != 1 or not tokens.size:
+        raise ValueError(
+            f"prompt of request {request_id!r} must have shape (n,), n at least 1, "
+            f"got {tokens.shape}"
+        )
+    if tokens.size > max_tokens:
+        raise ValueError(
+            f"prompt of request {request_id!r} must have at most max_tokens = "
+            f"{max_tokens} tokens, got {tokens.size}: it can never fit"
+        )
+    if tokens.dtype != np.int32:
+        if tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"prompt of request {request_id!r} must hold integers, "
+                f"got {tokens.dtype}"
+            )
+        if int(tokens.max()) > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"prompt of request {request_id!r} must hold int32 token ids, "
+                f"got {tokens.max()}"
+            )
+        if int(tokens.min()) >= 0:
+            tokens = tokens.astype(np.int32)
+    # One comparison for all ids: as unsigned numbers, negative ones are large.
+    if tokens.dtype != np.int32 or int(_unsigned(tokens).max()) >= 1 << 31:
+        raise ValueError(
+            f"prompt of request {request_id!r} must hold token ids >= 0, "
+            f"got {tokens.min()}"
+        )
+    return tokens.tobytes()
+
+
+def _unsigned(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.uint32]:
+    return np.ascontiguousarray(tokens).view(np.uint32)
+
+
+def read_points(
+    request_id: Hashable, points: Sequence[int], prompt_tokens: int
+) -> tuple[int, ...]:
+    """Returns the marked points of a prompt.
+
+    Raises:
+        ValueError: if they are not ascending positions inside the prompt.
+    """
+    if not len(points):
+        return ()
+    try:
+        positions = tuple(operator.index(position) for position in points)
+    except TypeError:
+        raise ValueError(
+            f"points of request {request_id!r} must be integers, got {points!r}"
+        ) from None
+    ordered = sorted(set(positions))
+    if list(positions) != ordered or ordered[0] < 1 or ordered[-1] > prompt_tokens:
+        raise ValueError(
+            f"points of request {request_id!r} must be ascending positions from 1 to "
+            f"the {prompt_tokens} tokens of its prompt, each once, got {positions}"
+        )
+    return positions
+
+
+def check_size(layout: CacheLayout, size: CacheSize) -> None:
+    """Refuses a size that does not belong to a layout, or is too small for a request.
+
+    Raises:
+        ValueError: naming the field, with the smallest value that would work.
+    """
+    if not isinstance(layout, CacheLayout) or not isinstance(size, CacheSize):
+        raise ValueError(
+            f"layout and size must be a CacheLayout and a CacheSize, got {layout!r} "
+            f"and {size!r}"
+        )
+    # Everything that a size made by hand could get wrong.
+    CacheSize.create(
+        layout,
+        size.num_pages,
+        size.num_rows,
+        max_seqs=size.max_seqs,
+        max_tokens=size.max_tokens,
+        num_sinks=size.num_sinks,
+    )
+    if size.tokens_per_page != layout.tokens_per_page:
+        raise ValueError(
+            f"size.tokens_per_page must be {layout.tokens_per_page}, that of the "
+            f"layout, got {size.tokens_per_page}"
+        )
+    for group, num_pages in enumerate(size.num_pages):
+        if num_pages < size.max_pages:
+            raise ValueError(
+                f"size.num_pages of group {group} must be at least {size.max_pages}, "
+                f"what a request of max_tokens = {size.max_tokens} holds, "
+                f"got {num_pages}"
+            )

@@ -1,0 +1,160 @@
+"""The parts of the manager that planning, publishing and checking work on."""
+
+import collections
+import dataclasses
+from collections.abc import Hashable
+
+from jaxcache.errors import UnknownRequest
+from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.lookup import Finder, Found
+from jaxcache.nodes import Snapshot
+from jaxcache.packing import Buckets
+from jaxcache.plans import StepPlan
+from jaxcache.requests import Request, Seats
+from jaxcache.slots import PagePools, RowPool
+from jaxcache.snapshots import Emission, SnapshotPolicy
+from jaxcache.stats import Tally
+from jaxcache.tables import DeviceTables
+from jaxcache.tree import PrefixTree
+
+# How many ended requests are remembered for error messages.
+_REMEMBERED_ENDS = 1024
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Core:
+    """What the manager knows.
+
+    Attributes:
+        layout: The layout of the cache.
+        size: Its size.
+        buckets: The shapes of its steps.
+        policy: Where snapshots are wanted.
+        emission: Where they can be taken inside a chunk.
+        pages: Free pages.
+        rows: Free rows.
+        tree: What is known.
+        finder: Lookups in it.
+        seats: The requests that run.
+        tables: What the device should know of them.
+        tally: The counts.
+        requests: The requests that have not ended, by id.
+        in_flight: Plans that were neither completed nor abandoned, oldest first.
+        ending: Requests that end, or start again, once no plan in flight has them.
+        number: Number of the last plan.
+        epoch: Grows when a request stops decoding or leaves its seat.
+        ends: How requests ended, by id; the newest ones.
+    """
+
+    layout: CacheLayout
+    size: CacheSize
+    buckets: Buckets
+    policy: SnapshotPolicy
+    emission: Emission
+    pages: PagePools
+    rows: RowPool
+    tree: PrefixTree
+    finder: Finder
+    seats: Seats
+    tables: DeviceTables
+    tally: Tally
+    requests: dict[Hashable, Request]
+    in_flight: collections.deque[StepPlan]
+    ending: list[Request] = dataclasses.field(default_factory=list)
+    number: int = 0
+    epoch: int = 0
+    ends: collections.OrderedDict[Hashable, str] = dataclasses.field(
+        default_factory=collections.OrderedDict
+    )
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the model has recurrent layers."""
+        return self.layout.has_recurrent
+
+    @property
+    def copies(self) -> bool:
+        """Whether a step can copy the begun page of one more prefix."""
+        return 0 < self.pages.num_groups <= self.buckets.max_copies
+
+    def request(self, request_id: Hashable) -> Request:
+        """Returns a request that has not ended.
+
+        Raises:
+            UnknownRequest: saying what became of it.
+        """
+        request = self.requests.get(request_id)
+        if request is not None:
+            return request
+        end = self.ends.get(request_id)
+        if end is None:
+            raise UnknownRequest(f"request_id {request_id!r} was never added")
+        raise UnknownRequest(f"request_id {request_id!r} maps to nothing: it was {end}")
+
+    def is_in_flight(self, request: Request) -> bool:
+        """Whether a plan that was neither completed nor abandoned has the request."""
+        if request.seat < 0 or not self.in_flight:
+            return False
+        last = int(self.seats.last_plan[request.seat])
+        return last >= self.in_flight[0].number
+
+    def forget(self, request: Request, end: str) -> None:
+        """Lets the request's id map to nothing."""
+        del self.requests[request.id]
+        request.end = end
+        self.ends[request.id] = end
+        self.ends.move_to_end(request.id)
+        if len(self.ends) > _REMEMBERED_ENDS:
+            self.ends.popitem(last=False)
+        self.epoch += 1
+
+    # -- holding -----------------------------------------------------------------------
+
+    def look_up(self, request: Request, *, copies: bool) -> None:
+        """Looks a waiting request up and holds what it found instead of before."""
+        found = self.finder.find(request.scope, request.data, copies=copies)
+        self.hold_instead(request, found, self.tree.residency.version)
+
+    def hold_instead(self, request: Request, found: Found, version: int) -> None:
+        """Lets a waiting request hold another prefix than before."""
+        hold, source = request.hold, request.source
+        request.hold = request.source = None
+        request.found = found
+        request.version = version
+        # First the new one: what both need must not be given up in between.
+        self.hold_found(request)
+        if source is not None:
+            self.tree.residency.release_snapshot(source)
+        if hold is not None:
+            self.tree.residency.release(hold)
+
+    def held(self, request: Request) -> Found:
+        """Returns what a waiting request found, as the tree has it by now."""
+        if request.hold is None:
+            return request.found
+        return request.found._replace(
+            node=request.hold.node, held=request.hold.position
+        )
+
+    def hold_found(self, request: Request) -> None:
+        """Holds what a waiting request found."""
+        found = request.found
+        if found.node is not None:
+            request.hold = self.tree.residency.hold(found.node, found.held)
+            if found.snapshot is not None:
+                self.keep(request, found.snapshot)
+
+    def keep(self, request: Request, snapshot: Snapshot) -> None:
+        """Holds the snapshot that a request is going to read."""
+        self.tree.residency.hold_snapshot(snapshot)
+        request.source = snapshot
+
+    def let_go(self, request: Request) -> None:
+        """Releases everything that a request holds of the tree."""
+        residency = self.tree.residency
+        if request.source is not None:
+            residency.release_snapshot(request.source)
+            request.source = None
+        if request.hold is not None:
+            residency.release(request.hold)
+            request.hold = None

@@ -1,0 +1,193 @@
+"""Step plans: who runs how many tokens, with everything reserved."""
+
+import dataclasses
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxcache.nodes import Int32s
+from jaxcache.packing import Bucket, PackedInputs
+from jaxcache.requests import Request
+from jaxcache.snapshots import Point
+
+Int64s = npt.NDArray[np.int64]
+
+IN_FLIGHT = "in flight"
+COMPLETED = "completed"
+ABANDONED = "abandoned"
+
+
+class Entry(NamedTuple):
+    """One request's part of a step.
+
+    Attributes:
+        request_id: The request.
+        num_tokens: Tokens that it runs.
+        start: Tokens in the cache before them.
+        samples: Whether the last of them gives a new token.
+    """
+
+    request_id: Hashable
+    num_tokens: int
+    start: int
+    samples: bool
+
+
+class EmittedRow(NamedTuple):
+    """A row that a step writes as it passes a point."""
+
+    point: Point
+    row: int
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Chunk:
+    """A prefill entry, and what undoes it.
+
+    Attributes:
+        request: The request.
+        seat: Its seat in this plan.
+        generation: The seat's generation.
+        start: Tokens in the cache before the chunk.
+        length: Tokens of the chunk.
+        is_first: Whether the request began to run with it.
+        is_last: Whether it ends the prompt.
+        pages_before: Pages that the request had.
+        emitted: Rows that the step writes inside the chunk.
+        handed_point: The point at the end of the chunk whose row is handed over.
+        handed_row: That row; the request goes on in another.
+        points_before: Points that the request still wanted.
+    """
+
+    request: Request
+    seat: int
+    generation: int
+    start: int
+    length: int
+    is_first: bool
+    is_last: bool
+    pages_before: int
+    emitted: list[EmittedRow]
+    handed_point: Point | None
+    handed_row: int
+    points_before: list[Point]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Reading:
+    """A request that read a row other than its own in a step.
+
+    Attributes:
+        request: The request.
+        row: The row it read.
+    """
+
+    request: Request
+    row: int
+
+
+class StepPlan:
+    """A step that can run: an opaque handle for `complete` or `abandon`.
+
+    Entries are in the order of the step: decode entries first, then prefill entries.
+
+    Attributes:
+        number: Counts the plans of a manager.
+        inputs: What to give to the step.
+        seats: `i64[entries]`.
+        starts: `i64[entries]`, tokens in the cache before each entry's.
+        lengths: `i64[entries]`, tokens of each entry.
+        samples: `bool[entries]`, whether the entry gives a new token.
+        entry_rows: `i64[entries]`, index of each entry among those of the padded step.
+        status: "in flight", "completed" or "abandoned".
+    """
+
+    __slots__ = (
+        "_entries",
+        "_requests",
+        "chunks",
+        "entry_rows",
+        "generations",
+        "grown_indices",
+        "grown_seats",
+        "inputs",
+        "lengths",
+        "num_decode",
+        "number",
+        "readings",
+        "rows_before",
+        "samples",
+        "seats",
+        "starts",
+        "status",
+        "updates",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        bucket: Bucket,
+        updates: Int32s,
+        requests: list[Request],
+        num_decode: int,
+        chunks: list[Chunk],
+        seats: Int64s,
+        starts: Int64s,
+        lengths: Int64s,
+        generations: Int64s,
+    ) -> None:
+        self.number = number
+        self.inputs: PackedInputs
+        self.updates = updates
+        self._requests = requests
+        self.num_decode = num_decode
+        self.chunks = chunks
+        self.seats = seats
+        self.starts = starts
+        self.lengths = lengths
+        self.generations = generations
+        self.grown_seats: Int64s
+        self.grown_indices: Int64s
+        self.readings: list[Reading]
+        self.rows_before: list[tuple[int, int, int]]
+        self.status = IN_FLIGHT
+        self.samples = np.ones(len(seats), np.bool_)
+        for index, chunk in enumerate(chunks):
+            self.samples[num_decode + index] = chunk.is_last
+        self.entry_rows = np.arange(len(seats))
+        self.entry_rows[num_decode:] += bucket.decode - num_decode
+        self._entries: tuple[Entry, ...] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return int(self.lengths.sum())
+
+    @property
+    def request_ids(self) -> list[Hashable]:
+        """The request of each entry."""
+        return [request.id for request in self._requests]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every entry; made when first asked for."""
+        if self._entries is None:
+            self._entries = tuple(
+                map(
+                    Entry,
+                    self.request_ids,
+                    self.lengths.tolist(),
+                    self.starts.tolist(),
+                    self.samples.tolist(),
+                )
+            )
+        return self._entries
+
+    def __repr__(self) -> str:
+        prefill = len(self.chunks)
+        return (
+            f"StepPlan({self.number}, {self.status}: {self.num_decode} decode and "
+            f"{prefill} prefill entries, {self.num_tokens} tokens)"
+        )

@@ -1,0 +1,273 @@
+"""Publishing: what a completed step, or the end of a request, leaves in the tree.
+
+    positions    shared      full = h // B * B     deepest snapshot      h
+    after a step |  published whole pages  |  tokens only        |  not yet  |
+    at the end   |  published whole pages  |  the begun page, with the row at h
+
+Only confirmed tokens are published. A snapshot inside a begun page is published with
+the tokens before it; lookups use it from the moment the page is there: when it is full,
+or when the request ends. The rows of snapshots are given to the tree, never copied.
+"""
+
+from jaxcache.core import Core
+from jaxcache.nodes import Node
+from jaxcache.planning import Planner
+from jaxcache.plans import Chunk, Reading
+from jaxcache.repeats import Repeats
+from jaxcache.requests import NO_ROW, Request
+from jaxcache.snapshots import RESPONSE, Point
+
+TWIN = "the tree had one at this position already"
+LOST = "an abandoned step had changed the row"
+
+_HANDED, _EMITTED = "snapshots_handed_over", "snapshots_emitted"
+
+
+class Publisher:
+    """Publishes for one manager, and takes from requests what they owned."""
+
+    def __init__(self, core: Core, planner: Planner) -> None:
+        self._core = core
+        self._planner = planner
+        self._page = core.size.tokens_per_page
+        self._repeats = Repeats()
+
+    # -- after a step ------------------------------------------------------------------
+
+    def count_start(self, request: Request) -> None:
+        """Counts a request whose first step is completed."""
+        counts, lookup = self._core.tally.counts, request.found.lookup
+        counts["requests"] += 1
+        counts["prompt_tokens"] += lookup.prompt_tokens
+        if not lookup.looked_up:
+            return
+        counts["lookups"] += 1
+        counts["matched_tokens"] += lookup.matched_tokens
+        if reused := lookup.reused_tokens:
+            counts["hits"] += 1
+            counts["reused_tokens"] += reused
+            is_aligned = reused % self._page == 0
+            counts["aligned_hits" if is_aligned else "partial_hits"] += 1
+        if request.length > self._page:
+            missed = self._repeats.note(request.scope, request.data, lookup)
+            counts["repeats_missed"] += missed
+
+    def end_reading(self, reading: Reading) -> None:
+        """Lets go of the snapshot that a request read in a step now completed."""
+        request = reading.request
+        if request.source is not None:
+            self._core.tree.residency.release_snapshot(request.source)
+            request.source = None
+            assert request.hold is not None
+            self.hold_shared(request, request.hold.node)
+
+    def publish_chunk(self, chunk: Chunk) -> None:
+        """Publishes what a prefill entry computed."""
+        core, request = self._core, chunk.request
+        alive = core.seats.generation[chunk.seat] == chunk.generation
+        rows = [(point, row, False) for point, row in chunk.emitted]
+        if chunk.handed_point is not None:
+            rows.append((chunk.handed_point, chunk.handed_row, True))
+        if not alive or not request.reuse:
+            for _, row, _ in rows:
+                core.rows.put(row)
+            return
+        history = chunk.start + chunk.length
+        end = history // self._page * self._page if core.pages.num_groups else 0
+        if rows:
+            end = max(end, rows[-1][0].position)
+        node = self._publish_tokens(request, end)
+        for point, row, is_handed in rows:
+            assert node is not None
+            assert point.position <= history
+            how = _HANDED if is_handed else _EMITTED
+            self._publish_row(request, node, point, row, how)
+            if is_handed:
+                self._go_on_from(request, node, point.position, row)
+        self.hold_shared(request, node)
+
+    def _publish_tokens(
+        self, request: Request, end: int, *, with_tail: bool = False
+    ) -> Node | None:
+        """Publishes the tokens after the shared pages, up to `end`.
+
+        Returns:
+            The node with the last of them; the one held before if there are none.
+        """
+        core, seat = self._core, request.seat
+        start = request.shared * self._page
+        before = None if request.hold is None else request.hold.node
+        if end <= start:
+            return before
+        table = core.tables.page_table[:, seat]
+        pages = end // self._page
+        node, adopted = core.tree.insert(
+            request.scope,
+            before,
+            start,
+            core.seats.data(seat, start, end),
+            table[:, request.shared : pages],
+            table[:, pages].copy() if with_tail else None,
+        )
+        if adopted:
+            core.tables.mark_pages(seat, request.shared, request.shared + adopted)
+            core.tally.counts["columns_adopted"] += adopted
+        request.shared = pages
+        return node
+
+    def _publish_row(
+        self, request: Request, node: Node, point: Point, row: int, how: str
+    ) -> None:
+        """Publishes a snapshot, unless the tree has one at its position already."""
+        core = self._core
+        request.deepest = max(request.deepest, point.position)
+        if core.tree.attach(node, point.position, row, point.kind) is None:
+            core.rows.put(row)
+            core.tally.skipped[TWIN] += 1
+        else:
+            core.tally.snapshots[point.kind] += 1
+            core.tally.counts[how] += 1
+
+    def _go_on_from(
+        self, request: Request, node: Node, position: int, row: int
+    ) -> None:
+        """Lets a request read the snapshot at the end of its chunk, and holds it.
+
+        Args:
+            request: The request.
+            node: A node at or below the snapshot.
+            position: Where it is.
+            row: The row that was handed over; the tree's may be another.
+        """
+        snapshot = self._core.tree.snapshot_at(node, position)
+        assert snapshot is not None
+        self._read_from(request, row, snapshot.row)
+        self._core.keep(request, snapshot)
+
+    def _read_from(self, request: Request, before: int, row: int) -> None:
+        """Lets a request read a published row instead of the one it handed over.
+
+        If a plan in flight has read that one already, then in case it is abandoned.
+        """
+        if request.reads == before:
+            request.reads = row
+            return
+        for plan in self._core.in_flight:
+            for reading in plan.readings:
+                if reading.request is request and reading.row == before:
+                    reading.row = row
+
+    def hold_shared(self, request: Request, node: Node | None) -> None:
+        """Holds the pages that a running request shares, and what it is going to read.
+
+        Args:
+            request: The request.
+            node: A node at or below what is to be held.
+        """
+        core, before = self._core, request.hold
+        position = request.shared * self._page
+        if request.source is not None:
+            position = max(position, request.source.position)
+        if position == 0:
+            request.hold = None
+        else:
+            assert node is not None
+            node = core.tree.node_at(node, position)
+            request.hold = core.tree.residency.hold(node, position)
+        if before is not None:
+            core.tree.residency.release(before)
+
+    # -- the end -----------------------------------------------------------------------
+
+    def close(self, request: Request) -> None:
+        """Ends a request that no plan in flight has: publishes, and gives all back."""
+        core = self._core
+        request.is_closed = True
+        if request.seat >= 0:
+            history = int(core.seats.history[request.seat])
+            if request.end == "finished":
+                self._publish_response(request, history)
+            else:
+                self._publish_begun_page(request)
+            self._give_pages_back(request)
+        core.let_go(request)
+        if request.seat >= 0:
+            self._planner.leave_seat(request)
+
+    def start_again(self, request: Request) -> None:
+        """Lets a request wait again that has lost its row; its tokens stay known."""
+        core = self._core
+        seat = request.seat
+        known = int(core.seats.known[seat])
+        request.data = core.seats.data(seat, 0, known)
+        request.length = known
+        self._publish_begun_page(request)
+        self._give_pages_back(request)
+        core.let_go(request)
+        self._planner.leave_seat(request)
+        request.is_lost = False
+        request.deepest = 0
+        request.points = []
+        request.found = core.finder.nothing(known, looked_up=request.reuse)
+        request.version = -1
+        core.tally.counts["restarted"] += 1
+
+    def _publish_response(self, request: Request, history: int) -> None:
+        """Publishes all confirmed tokens, and the row as the snapshot at their end."""
+        core = self._core
+        full = history // self._page * self._page
+        # A row that was just handed over is published; its successor holds nothing yet.
+        has_row = request.row != NO_ROW and request.reads is None
+        wanted = core.has_rows and core.policy.response and request.reuse
+        if wanted and request.is_lost:
+            core.tally.skipped[LOST] += 1
+        has_row = wanted and has_row and not request.is_lost and history > 0
+        if not request.reuse:
+            return
+        if has_row:
+            end = history
+        elif core.has_rows:
+            end = max(full, request.deepest) if core.pages.num_groups else 0
+        else:
+            end = history
+        with_tail = core.pages.num_groups > 0 and end > full
+        node = self._publish_tokens(request, end, with_tail=with_tail)
+        if with_tail:
+            self._disown_tail(request)
+        if has_row:
+            assert node is not None
+            point = Point(history, RESPONSE)
+            self._publish_row(request, node, point, request.row, _HANDED)
+            request.row = NO_ROW
+
+    def _publish_begun_page(self, request: Request) -> None:
+        """Publishes the begun page if a snapshot of the request lies inside it."""
+        core = self._core
+        begin = request.shared * self._page
+        if request.reuse and core.pages.num_groups and request.deepest > begin:
+            self._publish_tokens(request, request.deepest, with_tail=True)
+            self._disown_tail(request)
+
+    def _disown_tail(self, request: Request) -> None:
+        """Counts the begun page among those that the tree owns."""
+        request.shared += 1
+
+    def _give_pages_back(self, request: Request) -> None:
+        core, seat = self._core, request.seat
+        pages = core.seats.num_pages(seat)
+        own = core.tables.page_table[:, seat, request.shared : pages]
+        core.pages.put(own)
+
+    def settle(self) -> None:
+        """Ends or restarts the requests that only waited for a plan in flight."""
+        core = self._core
+        waiting, core.ending = core.ending, []
+        for request in waiting:
+            if request.is_closed:
+                continue
+            if core.is_in_flight(request):
+                core.ending.append(request)
+            elif request.end is not None:
+                self.close(request)
+            else:
+                self.start_again(request)

@@ -1,0 +1,337 @@
+"""Sizing a plan: what it would take, and whether that is there. Nothing is taken yet.
+
+A request that waits looks its prompt up again if the tree has changed, so that what it
+reuses does not depend on how long it waited. If the plan is refused after that, it
+holds again what it held before.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from jaxcache.core import Core
+from jaxcache.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
+from jaxcache.lookup import Found
+from jaxcache.packing import Bucket
+from jaxcache.plans import Int64s
+from jaxcache.requests import NO_SEAT, Request
+from jaxcache.snapshots import Point, cut_chunk, wanted_points
+
+Work = Sequence[tuple[Hashable, int]]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Intent:
+    """A prefill entry that is to be planned.
+
+    Attributes:
+        request: The request.
+        start: Tokens in the cache before it.
+        length: Tokens it runs.
+        columns: Pages it needs, of each group.
+        points: The points it still wants, those in this chunk first.
+    """
+
+    request: Request
+    start: int
+    length: int
+    columns: int
+    points: list[Point]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the request begins to run with it."""
+        return self.request.seat == NO_SEAT
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Draft:
+    """A plan that was sized.
+
+    Attributes:
+        seats: `i64[d]`, the seats that decode.
+        positions: `i64[d]`, where their tokens go.
+        growing: `i64[g]`, which of them need another page.
+        intents: The prefill entries.
+        bucket: The shape of the step.
+        columns: Pages it needs, of each group.
+        rows: Rows it cannot do without.
+        before: What requests held, and knew of the tree, that hold something else now.
+    """
+
+    seats: Int64s
+    positions: Int64s
+    growing: Int64s
+    intents: list[Intent]
+    bucket: Bucket
+    columns: int
+    rows: int
+    before: list[tuple[Request, Found, int]]
+
+
+_NO_SEATS = np.zeros(0, np.int64)
+
+
+class Sizer:
+    """Sizes plans for one manager."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._page = core.size.tokens_per_page
+        # The decode entries of the last plan, which are often those of the next one.
+        self._work: tuple[tuple[Hashable, int], ...] = ()
+        self._epoch = -1
+        self._seats = _NO_SEATS
+
+    def draft(self, work: Work) -> Draft:
+        """Returns what a plan takes.
+
+        Raises:
+            ValueError: if the work is not well formed or exceeds the buckets.
+            Refused: if there is no room. Nothing has changed.
+        """
+        seats, prefill = self._sort(work)
+        positions = self._core.seats.planned[seats]
+        growing = np.flatnonzero(positions >= self._core.seats.capacity[seats])
+        if seats.size and positions.max() >= self._core.size.max_tokens:
+            self._refuse_full(seats[positions >= self._core.size.max_tokens])
+        before: list[tuple[Request, Found, int]] = []
+        try:
+            intents = self._intents(prefill, seats.size > 0, before)
+            bucket = self._core.buckets.select(
+                seats.size, len(intents), sum(intent.length for intent in intents)
+            )
+            draft = Draft(
+                seats=seats,
+                positions=positions,
+                growing=growing,
+                intents=intents,
+                bucket=bucket,
+                columns=0,
+                rows=0,
+                before=before,
+            )
+            self._count(draft)
+            refusal = self._refusal(draft)
+            if refusal is not None and not self._make_it_fit(draft):
+                raise refusal
+        except BaseException:
+            self._hold_as(before)
+            raise
+        return draft
+
+    def fits(self, work: Work) -> bool:
+        """Says whether a plan would find room, without any effect.
+
+        Raises:
+            ValueError: if the work is not well formed or exceeds the buckets.
+        """
+        try:
+            draft = self.draft(work)
+        except Refused:
+            return False
+        self._hold_as(draft.before)
+        return True
+
+    # -- reading the work --------------------------------------------------------------
+
+    def _sort(self, work: Work) -> tuple[Int64s, list[tuple[Request, int]]]:
+        """Returns the seats that decode, and the requests that prefill."""
+        items = tuple(work)
+        if items == self._work and self._epoch == self._core.epoch:
+            return self._seats, []
+        if not items:
+            raise ValueError("work must name at least one request, got none")
+        seats: list[int] = []
+        prefill: list[tuple[Request, int]] = []
+        get = self._core.requests.get
+        for request_id, num_tokens in items:
+            request = get(request_id)
+            if request is None:
+                request = self._core.request(request_id)
+            if type(num_tokens) is not int or num_tokens < 1:
+                raise ValueError(
+                    f"work must give request {request_id!r} at least 1 token, "
+                    f"got {num_tokens!r}"
+                )
+            if request.is_lost:
+                raise ValueError(
+                    f"work must not name request {request_id!r} yet: it starts again "
+                    f"once the plan in flight that has it is completed"
+                )
+            if request.is_decoding:
+                seats.append(request.seat)
+            else:
+                prefill.append((request, num_tokens))
+        if len(set(seats)) + len({request for request, _ in prefill}) < len(items):
+            ids = [request_id for request_id, _ in items]
+            twice = sorted({repr(i) for i in ids if ids.count(i) > 1})
+            raise ValueError(
+                f"work must name each request once, got {', '.join(twice)} twice"
+            )
+        array = np.array(seats, np.int64)
+        if not prefill:
+            self._work, self._epoch, self._seats = items, self._core.epoch, array
+        return array, prefill
+
+    def _refuse_full(self, seats: Int64s) -> None:
+        owner = self._core.seats.owners[int(seats[0])]
+        assert owner is not None
+        raise ValueError(
+            f"request {owner.id!r} has max_tokens = {self._core.size.max_tokens} "
+            f"tokens; finish it"
+        )
+
+    def _intents(
+        self,
+        prefill: list[tuple[Request, int]],
+        has_decode: bool,
+        before: list[tuple[Request, Found, int]],
+    ) -> list[Intent]:
+        intents = []
+        skipped: list[tuple[Request, int]] = []
+        copies_left = self._core.buckets.max_copies
+        for request, num_tokens in prefill:
+            if request.seat == NO_SEAT:
+                self._look_again(request, before)
+                if request.found.source is not None:
+                    if copies_left < self._core.pages.num_groups:
+                        continue
+                    copies_left -= self._core.pages.num_groups
+            intent = self._intent(request, num_tokens, self._core.size.tokens_per_page)
+            if intent is None:
+                skipped.append((request, num_tokens))
+            else:
+                intents.append(intent)
+        if not intents and not has_decode:
+            # A step with a runnable request runs at least one token.
+            intent = self._intent(*skipped[0], 1)
+            assert intent is not None
+            intents.append(intent)
+        return intents
+
+    def _look_again(
+        self, request: Request, before: list[tuple[Request, Found, int]]
+    ) -> None:
+        if request.reuse and request.version != self._core.tree.residency.version:
+            before.append((request, self._core.held(request), request.version))
+            self._core.look_up(request, copies=self._core.copies)
+
+    def _intent(self, request: Request, num_tokens: int, unit: int) -> Intent | None:
+        """Returns the chunk that a request runs next, `None` to skip the step."""
+        core = self._core
+        if request.seat == NO_SEAT:
+            lookup = request.found.lookup
+            start, pages = lookup.reused_tokens, lookup.reused_tokens // self._page
+            points: list[Point] = []
+            if core.has_rows and request.reuse:
+                points = wanted_points(
+                    core.policy,
+                    core.emission,
+                    request.marked,
+                    request.length,
+                    start,
+                    lookup.matched_tokens,
+                    self._page,
+                )
+        else:
+            start = int(core.seats.planned[request.seat])
+            pages = core.seats.num_pages(request.seat)
+            points = request.points
+        length = cut_chunk(
+            core.emission, points, start, num_tokens, request.length, unit
+        )
+        if length == 0:
+            return None
+        columns = 0
+        if core.pages.num_groups:
+            columns = max(0, -(-(start + length) // self._page) - pages)
+        return Intent(request, start, length, columns, points)
+
+    # -- counting ----------------------------------------------------------------------
+
+    def _count(self, draft: Draft) -> None:
+        draft.columns = draft.growing.size + sum(i.columns for i in draft.intents)
+        draft.rows = 0
+        if self._core.has_rows:
+            draft.rows = sum(intent.is_first for intent in draft.intents)
+
+    def _refusal(self, draft: Draft) -> Refused | None:
+        """Returns why a plan does not fit, `None` if it does."""
+        core = self._core
+        residency = core.tree.residency
+        first = [i.request.id for i in draft.intents if i.is_first]
+        if len(first) > core.seats.num_free:
+            free = core.seats.num_free
+            return OutOfSeats(first[free], len(first), free)
+        for group in range(core.pages.num_groups):
+            available = core.pages.free(group) + residency.evictable_pages(group)
+            if draft.columns > available:
+                request_id = self._first_without(draft, available)
+                return OutOfPages(request_id, draft.columns, available, group)
+        available = core.rows.free + residency.evictable_rows
+        if draft.rows > available:
+            return OutOfRows(first[available], draft.rows, available)
+        return None
+
+    def _first_without(self, draft: Draft, available: int) -> Hashable:
+        """Returns the first request whose pages are not there."""
+        if draft.growing.size > available:
+            seat = int(draft.seats[draft.growing[available]])
+            owner = self._core.seats.owners[seat]
+            assert owner is not None
+            return owner.id
+        needed = draft.growing.size
+        for intent in draft.intents:
+            needed += intent.columns
+            if needed > available:
+                break
+        return intent.request.id
+
+    # -- the last resort ---------------------------------------------------------------
+
+    def _make_it_fit(self, draft: Draft) -> bool:
+        """Takes from those who wait what they hold, if nobody runs who could finish.
+
+        So a plan of one request fits whenever nothing else runs, if need be without
+        reuse: else those who wait could hold, together, what each of them needs.
+        """
+        core = self._core
+        in_plan = {intent.request for intent in draft.intents}
+        seated = draft.seats.size + sum(r.seat != NO_SEAT for r in in_plan)
+        if core.in_flight or core.seats.num_taken > seated:
+            return False
+        for request in core.requests.values():
+            if request.hold is not None and request.seat == NO_SEAT:
+                if request not in in_plan:
+                    self._take_hold(draft, request)
+        if self._refusal(draft) is None:
+            return True
+        if len(draft.intents) != 1 or draft.seats.size or not draft.intents[0].is_first:
+            return False
+        intent = draft.intents[0]
+        request = intent.request
+        self._take_hold(draft, request)
+        again = self._intent(request, intent.length, 1)
+        assert again is not None
+        draft.intents[0] = again
+        draft.bucket = core.buckets.select(0, 1, again.length)
+        self._count(draft)
+        return self._refusal(draft) is None
+
+    def _take_hold(self, draft: Draft, request: Request) -> None:
+        core = self._core
+        # Looked up again in any case: the page it was to copy may have moved.
+        draft.before.append((request, core.held(request), -1))
+        nothing = core.finder.nothing(
+            request.length,
+            looked_up=True,
+            matched=request.found.lookup.matched_tokens,
+        )
+        core.hold_instead(request, nothing, -1)
+
+    def _hold_as(self, before: list[tuple[Request, Found, int]]) -> None:
+        """Lets requests hold again what they held before."""
+        while before:
+            self._core.hold_instead(*before.pop())

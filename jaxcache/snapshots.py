@@ -1,0 +1,196 @@
+"""Snapshot policy: at which token positions states are kept for reuse.
+
+    prompt     0 ........ reused ........ matched ............. (L-1)//B*B ..... L
+                             |  known but   |  new                  |           |
+                             |  no snapshot |                       |           |
+    points                             branch (page floor)      boundary    boundary
+
+A point is the number of tokens that the state has absorbed. `branch` is where the
+prompt leaves what the tree knows: others that leave there too can start from it. The
+last page boundaries of the prompt serve the same prompt again and any that goes on from
+it. The state at the end of what was generated, `response`, serves the next turn.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+BOUNDARY = "boundary"
+BRANCH = "branch"
+RESPONSE = "response"
+MARKED = "marked"
+
+# The order in which points of one step get rows when there are not enough for all.
+KINDS = (MARKED, BRANCH, BOUNDARY, RESPONSE)
+
+
+class Point(NamedTuple):
+    """A position at which a snapshot is wanted.
+
+    Attributes:
+        position: Tokens that the snapshot has absorbed.
+        kind: Why it is wanted.
+    """
+
+    position: int
+    kind: str
+
+
+class SnapshotPolicy(Protocol):
+    """Where snapshots are wanted, besides the points that the caller marked."""
+
+    @property
+    def response(self) -> bool:
+        """Whether the state of a finished request is kept."""
+        ...
+
+    def points(
+        self, prompt_tokens: int, reused: int, matched: int, tokens_per_page: int
+    ) -> Sequence[Point]:
+        """Returns the points in a prompt, in any order; the same ones on every rank.
+
+        Args:
+            prompt_tokens: Length of the prompt.
+            reused: Tokens that are reused; only points after them can be taken.
+            matched: Tokens that the tree knows.
+            tokens_per_page: Tokens of one page.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """Page boundaries at the end of the prompt, the branch, and the response.
+
+    Attributes:
+        boundary: Whether the last page boundaries of the prompt are points.
+        branch: Whether the place where a prompt leaves the tree is a point.
+        response: Whether the state of a finished request is kept.
+    """
+
+    boundary: bool = True
+    branch: bool = True
+    response: bool = True
+
+    def points(
+        self, prompt_tokens: int, reused: int, matched: int, tokens_per_page: int
+    ) -> Sequence[Point]:
+        """Returns the points in a prompt."""
+        page = tokens_per_page
+        points = []
+        if self.branch and matched > reused:
+            points.append(Point(matched // page * page, BRANCH))
+        if self.boundary:
+            points.append(Point((prompt_tokens - 1) // page * page, BOUNDARY))
+            if prompt_tokens % page == 0:
+                points.append(Point(prompt_tokens, BOUNDARY))
+        return points
+
+
+def auto(*, boundary: bool = True, branch: bool = True, response: bool = True) -> Auto:
+    """Returns the default policy."""
+    return Auto(boundary, branch, response)
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """Where inside a prefill chunk the kernels can write a state out.
+
+    A state at the end of a chunk is never written out: the row is handed over.
+
+    Attributes:
+        grid: Positions that are multiples of it; 1 for all, 0 for none.
+    """
+
+    grid: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.grid, int) or self.grid < 0:
+            raise ValueError(f"grid must be an integer >= 0, got {self.grid!r}")
+
+    @classmethod
+    def anywhere(cls) -> "Emission":
+        """Kernels that can emit at any position."""
+        return cls(1)
+
+    @classmethod
+    def on_grid(cls, tokens: int) -> "Emission":
+        """Kernels that can emit at positions that are multiples of `tokens`.
+
+        Points of the policy are rounded down to the grid; where the caller marked a
+        point off the grid a chunk is ended.
+        """
+        if not isinstance(tokens, int) or tokens < 1:
+            raise ValueError(f"tokens must be an integer >= 1, got {tokens!r}")
+        return cls(tokens)
+
+    @classmethod
+    def chunk_end(cls) -> "Emission":
+        """Kernels that cannot emit: chunks are ended at every point."""
+        return cls(0)
+
+    def can_emit(self, position: int) -> bool:
+        """Whether a state can be written out at a position inside a chunk."""
+        return self.grid > 0 and position % self.grid == 0
+
+    def place(self, point: Point) -> Point:
+        """Returns the point as it will be taken."""
+        if self.grid <= 1 or point.kind == MARKED:
+            return point
+        return Point(point.position // self.grid * self.grid, point.kind)
+
+
+def wanted_points(
+    policy: SnapshotPolicy,
+    emission: Emission,
+    marked: Sequence[int],
+    prompt_tokens: int,
+    reused: int,
+    matched: int,
+    tokens_per_page: int,
+) -> list[Point]:
+    """Returns the points that a prompt will be asked for, in order, each once."""
+    points = {}
+    for point in policy.points(prompt_tokens, reused, matched, tokens_per_page):
+        placed = emission.place(point)
+        points[placed.position] = placed
+    for position in marked:
+        points[position] = Point(position, MARKED)
+    return [
+        points[position]
+        for position in sorted(points)
+        if reused < position <= prompt_tokens
+    ]
+
+
+def cut_chunk(
+    emission: Emission,
+    points: Sequence[Point],
+    start: int,
+    budget: int,
+    prompt_tokens: int,
+    tokens_per_page: int,
+) -> int:
+    """Returns how many tokens of a prompt a step runs; 0 to skip the step.
+
+    Where every point ahead can be emitted inside a chunk, the budget alone decides.
+    Else a chunk never goes past a point that cannot, and a chunk that reaches neither
+    such a point nor the end of the prompt ends with a page.
+
+    Args:
+        emission: Where states can be emitted.
+        points: The points not taken yet, in order.
+        start: Tokens in the cache.
+        budget: Most tokens to run, at least 1.
+        prompt_tokens: Length of the prompt, more than `start`.
+        tokens_per_page: Tokens of one page.
+    """
+    stop = min(start + budget, prompt_tokens)
+    for point in points:
+        if point.position > start and not emission.can_emit(point.position):
+            if stop >= point.position:
+                return point.position - start
+            if stop < prompt_tokens:
+                stop = stop // tokens_per_page * tokens_per_page
+            return max(stop - start, 0)
+    return stop - start
