@@ -48,10 +48,10 @@ def hybrid(order: Order = "units", num_shards: int = 1) -> CacheLayout:
     return CacheLayout(ModelLayout("hybrid", layers), 4, num_shards, order)
 
 
-def cache(layout: CacheLayout, mesh: Mesh | None = None, **changes: int) -> CacheState:
-    sizes = {"max_seqs": 4, "max_tokens": 16, "num_sinks": 2}
-    pages, rows = 16, 12 if layout.has_recurrent else 0
-    return init_cache(layout, pages, rows, mesh, **(sizes | changes))
+def cache(layout: CacheLayout, mesh: Mesh | None = None) -> CacheState:
+    """16 pages a group and 12 rows for 4 requests of at most 16 tokens."""
+    rows = 12 if layout.has_recurrent else 0
+    return init_cache(layout, 16, rows, mesh, max_seqs=4, max_tokens=16, num_sinks=2)
 
 
 def mesh_of(num_devices: int) -> Mesh | None:

@@ -18,6 +18,7 @@ from jaxcache.layouts import (
     FullAttention,
     GatedDeltaNet,
     Layer,
+    LayerKind,
     Mamba2,
     ModelLayout,
     Order,
@@ -52,14 +53,15 @@ DECODE, PREFILL, MIXED = (BUCKETS.shapes[key] for key in ((32, 0), (0, 256), (32
 
 
 def hybrid(order: Order) -> CacheLayout:
-    kinds = (FULL, MAMBA, WINDOW, MAMBA, FULL, MAMBA)
+    kinds: tuple[LayerKind, ...] = (FULL, MAMBA, WINDOW, MAMBA, FULL, MAMBA)
     layers = tuple(Layer(i, kind) for i, kind in enumerate(kinds))
     return CacheLayout(ModelLayout("hybrid", layers), order=order)
 
 
 def parallel(order: Order) -> CacheLayout:
     """Every layer has an attention and a recurrence, so that a scan may run them."""
-    layers = tuple(Layer(i, kind) for i in range(4) for kind in (FULL, DELTA))
+    kinds: tuple[LayerKind, ...] = (FULL, DELTA)
+    layers = tuple(Layer(i, kind) for i in range(4) for kind in kinds)
     return CacheLayout(ModelLayout("parallel", layers), order=order)
 
 
@@ -77,7 +79,8 @@ def packed(state: CacheState, bucket: Bucket) -> PackedInputs:
 
 
 def step_inputs(state: CacheState, bucket: Bucket) -> StepInputs:
-    return jax.eval_shape(begin_step, state, packed(state, bucket))[1]
+    inputs: StepInputs = jax.eval_shape(begin_step, state, packed(state, bucket))[1]
+    return inputs
 
 
 def values(layout: CacheLayout, layer: int, count: int, roles: Any, skip: int) -> Any:

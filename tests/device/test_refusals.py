@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from jaxcache.inputs import StepInputs
-from jaxcache.layouts import CacheLayout, FullAttention, Layer, Mamba2, ModelLayout
+from jaxcache.layouts import (
+    CacheLayout,
+    CacheSize,
+    FullAttention,
+    Layer,
+    Mamba2,
+    ModelLayout,
+)
 from jaxcache.packing import Packer
 from jaxcache.proof import PoolCopied, StepReport, explain_compiled
 from jaxcache.state import CacheState, abstract_cache, init_cache
@@ -26,13 +33,12 @@ LAYOUT = CacheLayout(
     tokens_per_page=4,
 )
 POOL = "attention0.key+value"
-SMALL = {"max_seqs": 4, "max_tokens": 64}
+SIZE = CacheSize.create(LAYOUT, 24, 8, max_seqs=4, max_tokens=64)
 
 
 @functools.cache
 def small() -> CacheState:
-    size = init_cache(LAYOUT, 24, 8, **SMALL).size
-    return abstract_cache(LAYOUT, size)
+    return abstract_cache(LAYOUT, SIZE)
 
 
 @functools.cache
@@ -83,7 +89,7 @@ def test_after_read_cures_a_kernel(target: str) -> None:
     ids=["read", "bitcast"],
 )
 def test_refused_step_has_run_nothing(fn: Callable[..., Any]) -> None:
-    state = init_cache(LAYOUT, 24, 8, **SMALL)
+    state = init_cache(LAYOUT, 24, 8, max_seqs=4, max_tokens=64)
     packed = Packer(LAYOUT, state.size, BUCKETS).pack(
         work(
             decode_seats=[0],
