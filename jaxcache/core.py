@@ -116,7 +116,10 @@ class Core:
         self.hold_instead(request, found, self.tree.residency.version)
 
     def hold_instead(self, request: Request, found: Found, version: int) -> None:
-        """Lets a waiting request hold another prefix than before."""
+        """Lets a waiting request hold another prefix than before.
+
+        Nothing else changes, so that it can be undone; whoever is sure tidies up.
+        """
         hold, source = request.hold, request.source
         request.hold = request.source = None
         request.found = found
@@ -126,7 +129,7 @@ class Core:
         if source is not None:
             self.tree.residency.release_snapshot(source)
         if hold is not None:
-            self.tree.residency.release(hold)
+            self.tree.residency.release(hold, tidy=False)
 
     def held(self, request: Request) -> Found:
         """Returns what a waiting request found, as the tree has it by now."""

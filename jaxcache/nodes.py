@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 Int32s = npt.NDArray[np.int32]
 
-# How many children are asked for a page at each level on the way down.
-_MAX_CHILDREN_ASKED = 8
+# How many nodes are asked for the begun page. The first one nearly always has it.
+_MAX_ASKED = 32
 
 
 class Snapshot:
@@ -197,17 +197,17 @@ def find_partial_page(
     """
     page = position // tokens_per_page
     stop = (page + 1) * tokens_per_page
-    begins = [node]
-    while begins:
-        for owner in begins:
-            if owner.end >= stop:
-                column = owner.pages[:, page - owner.start // tokens_per_page]
-                if column.all():
-                    return owner, column
-            elif owner.tail is not None and owner.tail.all():
-                return owner, owner.tail
-        below = begins[0].children.values()
-        begins = list(itertools.islice(below, _MAX_CHILDREN_ASKED))
-        if begins and begins[0].start >= stop:
+    nodes = [node]
+    for _ in range(_MAX_ASKED):
+        if not nodes:
             break
+        owner = nodes.pop()
+        if owner.end >= stop:
+            column = owner.pages[:, page - owner.start // tokens_per_page]
+            if column.all():
+                return owner, column
+            continue
+        if owner.tail is not None and owner.tail.all():
+            return owner, owner.tail
+        nodes.extend(itertools.islice(owner.children.values(), _MAX_ASKED))
     return None

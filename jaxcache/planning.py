@@ -43,6 +43,7 @@ class Planner:
         began = time.perf_counter_ns()
         core = self._core
         draft = self.sizer.draft(work)
+        self.sizer.tidy(draft)
         chosen = self._choose_points(draft)
         optional = sum(len(points) for points in chosen)
         core.tree.residency.make_room(draft.columns, draft.rows + optional)
@@ -322,11 +323,13 @@ class Planner:
             if reading.request.seat >= 0 and not reading.request.is_closed:
                 reading.request.reads = reading.row
                 self._unsettled.add(reading.request.seat)
-        if ran and core.has_rows:
-            for seat in seats.tolist():
-                request = array.owners[seat]
-                if request is not None and request not in read_elsewhere:
-                    request.is_lost = True
+        if ran:
+            # What such a seat sampled last on the device is not the token of the last
+            # plan that counts, and a row that was read and written is gone.
+            for request in [array.owners[seat] for seat in seats.tolist()]:
+                if request is not None:
+                    request.is_halted = True
+                    request.is_lost = core.has_rows and request not in read_elsewhere
                     if request not in core.ending:
                         core.ending.append(request)
         core.tables.put_updates_back(plan.updates)

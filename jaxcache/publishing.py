@@ -205,7 +205,6 @@ class Publisher:
         self._give_pages_back(request)
         core.let_go(request)
         self._planner.leave_seat(request)
-        request.is_lost = False
         request.deepest = 0
         request.points = []
         request.found = core.finder.nothing(known, looked_up=request.reuse)
@@ -270,4 +269,7 @@ class Publisher:
             elif request.end is not None:
                 self.close(request)
             else:
-                self.start_again(request)
+                request.is_halted = False
+                if request.is_lost and request.seat >= 0:
+                    self.start_again(request)
+                request.is_lost = False

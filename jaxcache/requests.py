@@ -49,7 +49,9 @@ class Request:
         points: Where snapshots are still wanted, in order.
         deepest: Position of the deepest snapshot that it has published.
         end: Why it takes part in no more plans: "finished" or "cancelled".
-        is_lost: Whether a step that was abandoned has changed its row.
+        is_halted: Whether it must wait for the plans in flight, since a step that was
+            abandoned ran.
+        is_lost: Whether that step has changed its row.
         is_closed: Whether it has given back what it owned.
     """
 
@@ -62,6 +64,7 @@ class Request:
         "id",
         "is_closed",
         "is_decoding",
+        "is_halted",
         "is_lost",
         "length",
         "marked",
@@ -104,6 +107,7 @@ class Request:
         self.points: list[Point] = []
         self.deepest = 0
         self.end: str | None = None
+        self.is_halted = False
         self.is_lost = False
         self.is_closed = False
 

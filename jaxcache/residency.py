@@ -132,8 +132,13 @@ class Residency:
             self._lock_above(node)
         return hold
 
-    def release(self, hold: Hold) -> None:
-        """Ends the protection."""
+    def release(self, hold: Hold, *, tidy: bool = True) -> None:
+        """Ends the protection.
+
+        Args:
+            hold: The hold.
+            tidy: Whether to give up at once what only the hold was a reason to keep.
+        """
         node = hold.node
         if len(node.holds) == 1:
             assert node.holds[0] is hold
@@ -143,6 +148,11 @@ class Residency:
         self.account(node)
         if not node.is_pinned:
             self._unlock_above(node)
+        if tidy:
+            self.tidy(node)
+
+    def tidy(self, node: Node) -> None:
+        """Gives up what a hold in a node may have been the only reason to keep."""
         if node.tail is not None and node.children:
             self.drop_covered_tail(node)
         if not self.pages.num_groups:
@@ -278,7 +288,7 @@ class Residency:
         self.version += 1
 
     def _wants_tail(self, node: Node, end: int) -> bool:
-        """Whether a reader could use tokens past the last page boundary before `end`."""
+        """Whether a reader could use tokens past the last page boundary up to `end`."""
         begin = end - end % self.tokens_per_page
         if not self.is_recurrent or node.extent > begin:
             return True

@@ -155,10 +155,10 @@ class Sizer:
                     f"work must give request {request_id!r} at least 1 token, "
                     f"got {num_tokens!r}"
                 )
-            if request.is_lost:
+            if request.is_halted:
                 raise ValueError(
-                    f"work must not name request {request_id!r} yet: it starts again "
-                    f"once the plan in flight that has it is completed"
+                    f"work must not name request {request_id!r} yet: its step that was "
+                    f"abandoned ran, so the plan before has to be completed first"
                 )
             if request.is_decoding:
                 seats.append(request.seat)
@@ -308,8 +308,14 @@ class Sizer:
                     self._take_hold(draft, request)
         if self._refusal(draft) is None:
             return True
-        if len(draft.intents) != 1 or draft.seats.size or not draft.intents[0].is_first:
+        if len(draft.intents) + draft.seats.size > 1:
             return False
+        # One alone fits for certain, so this need not be undone.
+        self.tidy(draft)
+        if self._refusal(draft) is None:
+            return True
+        assert draft.intents
+        assert draft.intents[0].is_first
         intent = draft.intents[0]
         request = intent.request
         self._take_hold(draft, request)
@@ -319,6 +325,12 @@ class Sizer:
         draft.bucket = core.buckets.select(0, 1, again.length)
         self._count(draft)
         return self._refusal(draft) is None
+
+    def tidy(self, draft: Draft) -> None:
+        """Gives up what only holds that were replaced had been a reason to keep."""
+        for _, found, _ in draft.before:
+            if found.node is not None and found.node.parent is not None:
+                self._core.tree.residency.tidy(found.node)
 
     def _take_hold(self, draft: Draft, request: Request) -> None:
         core = self._core

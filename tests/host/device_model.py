@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
+from jaxcache.nodes import Node
 from jaxcache.packing import NEXT_TOKEN, PackedInputs
 
 Digests = npt.NDArray[np.int64]
 
 EMPTY = 17
 POISON = -1
-VOCAB = 50
 
 
 def absorb(digest: int, token: int, scope: Hashable) -> int:
@@ -27,8 +27,8 @@ def absorb(digest: int, token: int, scope: Hashable) -> int:
     return hash((digest, token, scope)) & ((1 << 62) - 1)
 
 
-def sample(digest: int) -> int:
-    return digest % VOCAB
+def sample(digest: int, vocab: int) -> int:
+    return digest % vocab
 
 
 class Truth:
@@ -36,6 +36,7 @@ class Truth:
 
     def __init__(self, prompt: list[int], scope: Hashable) -> None:
         self.scope = scope
+        self.prompt_length = len(prompt)
         self.tokens: list[int] = []
         self.digests = [EMPTY]
         for token in prompt:
@@ -49,8 +50,9 @@ class Truth:
 class Device:
     """What the pools and tables hold."""
 
-    def __init__(self, layout: CacheLayout, size: CacheSize) -> None:
+    def __init__(self, layout: CacheLayout, size: CacheSize, vocab: int) -> None:
         self.size = size
+        self.vocab = vocab
         self.has_rows = layout.has_recurrent
         self.groups = layout.num_page_groups
         page = size.tokens_per_page
@@ -110,7 +112,7 @@ class Device:
                 assert truth.tokens[start + offset] == token
             self._write(seat, start, start + len(tokens), truth, emissions)
             if samples[index]:
-                token = sample(truth.digests[start + len(tokens)])
+                token = sample(truth.digests[start + len(tokens)], self.vocab)
                 self.last_token[seat] = token
                 outcome.append(token)
             else:
@@ -143,11 +145,6 @@ class Device:
                 entries.append((seat, start, tokens[begin : begin + length]))
             if index >= num_decode:
                 at += length
-        self._order = [
-            index
-            for index, seat in enumerate(part["seat"].tolist())
-            if seat != self.size.padding_seat
-        ]
         return entries
 
     def _emissions(
@@ -206,3 +203,21 @@ class Device:
             row = int(self.row_index[1, seat])
             assert row >= self.size.first_slot
             self.rows[row] = truth.digests[end]
+
+    def check_node(self, node: Node, scope: Hashable) -> None:
+        """Checks that the pages and snapshots of a node hold what its tokens say."""
+        path = node.path()
+        tokens = [token for n in path for token in n.tokens.tolist()]
+        digests = np.array(Truth(tokens, scope).digests, np.int64)
+        page = self.size.tokens_per_page
+        first = node.start // page
+        for group in range(self.groups):
+            for index, slot in enumerate(node.pages[group].tolist(), first):
+                wanted = digests[1 + index * page : 1 + (index + 1) * page]
+                assert np.array_equal(self.pages[group][slot], wanted)
+            if node.tail is not None:
+                wanted = digests[1 + node.end // page * page :]
+                held = self.pages[group][node.tail[group], : len(wanted)]
+                assert np.array_equal(held, wanted)
+        for snapshot in node.snapshots:
+            assert self.rows[snapshot.row] == digests[snapshot.position]

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxcache.lookup import Lookup
 from jaxcache.manager import CacheManager
+from jaxcache.nodes import Int32s
 from jaxcache.plans import StepPlan
 from tests.host.device_model import Device, Truth
 
@@ -20,11 +21,13 @@ class Driver:
         truths: What each request under way should have, by id.
     """
 
-    def __init__(self, manager: CacheManager) -> None:
+    def __init__(self, manager: CacheManager, vocab: int = 50) -> None:
         self.manager = manager
-        self.device = Device(manager.layout, manager.size)
+        self.device = Device(manager.layout, manager.size, vocab)
         self.truths: dict[Hashable, Truth] = {}
         self.outcomes: dict[StepPlan, list[int]] = {}
+        self._free: dict[StepPlan, tuple[list[Int32s], list[int]]] = {}
+        self._truths: dict[StepPlan, dict[int, Truth]] = {}
 
     def add(
         self,
@@ -44,23 +47,23 @@ class Driver:
         self, work: Sequence[tuple[Hashable, int]], *, run: bool = True
     ) -> StepPlan:
         plan = self.manager.plan(work)
+        core = self.manager._core
+        groups = range(core.pages.num_groups)
+        free = [core.pages.free_slots(group) for group in groups]
+        self._free[plan] = (free, core.rows.free_slots())
+        self._truths[plan] = {
+            seat: self.truths[entry.request_id]
+            for seat, entry in zip(plan.seats.tolist(), plan.entries, strict=True)
+        }
         if run:
             self.run(plan)
         return plan
 
     def run(self, plan: StepPlan) -> None:
-        """Runs a step on the device; free slots are spoiled before."""
-        core = self.manager._core
-        groups = range(core.pages.num_groups)
-        self.device.poison(
-            [core.pages.free_slots(group) for group in groups], core.rows.free_slots()
-        )
-        entries = plan.entries
-        truths = {
-            seat: self.truths[entry.request_id]
-            for seat, entry in zip(plan.seats.tolist(), entries, strict=True)
-        }
-        samples = [entry.samples for entry in entries]
+        """Runs a step on the device; slots that were free are spoiled before."""
+        self.device.poison(*self._free.pop(plan))
+        samples = [entry.samples for entry in plan.entries]
+        truths = self._truths.pop(plan)
         self.outcomes[plan] = self.device.run(plan.inputs, truths, samples)
 
     def complete(self, plan: StepPlan) -> None:
