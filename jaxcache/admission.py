@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.packing import Buckets
+from jaxcache.snapshots import Emission, SnapshotPolicy
 
 
 def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) -> bytes:
@@ -80,6 +82,27 @@ def read_points(
             f"the {prompt_tokens} tokens of its prompt, each once, got {positions}"
         )
     return positions
+
+
+def check_options(
+    layout: CacheLayout, buckets: Buckets, policy: SnapshotPolicy, emission: Emission
+) -> None:
+    """Refuses options with which no snapshot inside a chunk would ever be taken.
+
+    Raises:
+        ValueError: naming the option, with what would work.
+    """
+    if not isinstance(buckets, Buckets):
+        raise ValueError(f"buckets must be a Buckets, got {buckets!r}")
+    if not isinstance(emission, Emission):
+        raise ValueError(f"emission must be an Emission, got {emission!r}")
+    if not callable(getattr(policy, "points", None)):
+        raise ValueError(f"policy must have a method points, got {policy!r}")
+    if layout.has_recurrent and emission.grid and not buckets.max_snapshots:
+        raise ValueError(
+            "buckets.max_snapshots must be at least 2 where states are emitted inside "
+            "chunks, got 0; or end chunks at the points: emission=Emission.chunk_end()"
+        )
 
 
 def check_size(layout: CacheLayout, size: CacheSize) -> None:

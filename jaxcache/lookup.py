@@ -49,9 +49,9 @@ class Lookup(NamedTuple):
         if reused == matched:
             return f"the tree knows {matched} of the {limit} tokens before the last one"
         known = f"of the {matched} tokens that the tree knows"
+        if self.snapshot_position == 0:
+            return f"{known} no snapshot was kept"
         if self.snapshot_position == reused:
-            if reused == 0:
-                return f"no snapshot lies within the first {matched} tokens, known all"
             return f"the last snapshot {known} is at {reused}"
         for group, usable in enumerate(self.usable_tokens):
             if usable < matched and usable < (self.snapshot_position or matched):
@@ -193,13 +193,21 @@ class _Cover:
 
     def deepest(self) -> _Place | None:
         """Returns the longest prefix that has its pages."""
-        place = self.place(self._node, self._matched)
-        position = self._matched - self._matched % self._page
-        while place is None and position > 0:
+        whole = self._matched - self._matched % self._page
+        # Inside the last page the nodes on the path may have begun pages of their own.
+        above: Node | None = self._node
+        position = self._matched
+        while above is not None and position > whole:
+            place = self.place(above, position)
+            if place is not None:
+                return place
+            position, above = above.start, above.parent
+        for position in range(whole, 0, -self._page):
             node = self._tree.node_at(self._node, position)
             place = self.place(node, position)
-            position -= self._page
-        return place
+            if place is not None:
+                return place
+        return None
 
     def usable(self) -> tuple[int, ...]:
         """Returns for each group the longest prefix that its pages cover."""

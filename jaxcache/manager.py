@@ -23,7 +23,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.admission import check_size, read_points, read_prompt
+from jaxcache.admission import check_options, check_size, read_points, read_prompt
 from jaxcache.core import Core
 from jaxcache.errors import (
     OutOfPages,
@@ -40,7 +40,7 @@ from jaxcache.lookup import Finder, Lookup
 from jaxcache.nodes import Int32s
 from jaxcache.packing import Buckets
 from jaxcache.planning import Planner
-from jaxcache.plans import COMPLETED, IN_FLIGHT, StepPlan
+from jaxcache.plans import IN_FLIGHT, StepPlan
 from jaxcache.publishing import Publisher
 from jaxcache.requests import NO_SEAT, Request, Seats
 from jaxcache.sizing import Work
@@ -99,17 +99,17 @@ class CacheManager:
             ValueError: if the arguments do not belong together, or one request of
                 `max_tokens` could never run.
         """
+        policy, emission = policy or auto(), emission or Emission.anywhere()
         check_size(layout, size)
-        if not isinstance(buckets, Buckets):
-            raise ValueError(f"buckets must be a Buckets, got {buckets!r}")
+        check_options(layout, buckets, policy, emission)
         pages, rows = PagePools(size), RowPool(size)
         tree = PrefixTree(layout, size, pages, rows, eviction or Lru())
         self._core = Core(
             layout=layout,
             size=size,
             buckets=buckets,
-            policy=policy or auto(),
-            emission=emission or Emission.anywhere(),
+            policy=policy,
+            emission=emission,
             pages=pages,
             rows=rows,
             tree=tree,
@@ -237,21 +237,7 @@ class CacheManager:
                 f"next_tokens must be integers of shape {plan.seats.shape}, one for "
                 f"each entry, got {tokens.dtype} of shape {tokens.shape}"
             )
-        array = core.seats
-        live = array.generation[plan.seats] == plan.generations
-        sampling = live & plan.samples
-        sampled = tokens[sampling]
-        if sampled.size and not 0 <= sampled.min() <= sampled.max() < 1 << 31:
-            raise ValueError(
-                f"next_tokens must be int32 token ids >= 0 where an entry samples, "
-                f"got {sampled.min()} to {sampled.max()}"
-            )
-        core.in_flight.popleft()
-        plan.status = COMPLETED
-        array.history[plan.seats[live]] = (plan.starts + plan.lengths)[live]
-        seats = plan.seats[sampling]
-        array.flat_tokens[seats * array.width + array.known[seats]] = sampled
-        array.known[seats] += 1
+        self._publisher.record(plan, tokens)
         for reading in plan.readings:
             self._publisher.end_reading(reading)
         for chunk in plan.chunks:

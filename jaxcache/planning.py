@@ -128,7 +128,7 @@ class Planner:
         if request.reads is None:
             self._unsettled.discard(seat)
         else:
-            readings.append(Reading(request, row))
+            readings.append(Reading(request, row, request.is_decoding))
             request.reads = None
             self._unsettled.add(seat)
 
@@ -266,32 +266,34 @@ class Planner:
             step.snapshot_slots = _int32(row for _, _, row in emitted)
 
     def _record(self, draft: Draft, chunks: list[Chunk], updates: Int32s) -> StepPlan:
-        seats, starts = draft.seats, draft.positions
-        lengths = np.ones(seats.size, np.int64)
+        core, seats, starts = self._core, draft.seats, draft.positions
+        requests, ends = draft.requests, starts + 1
         if chunks:
+            requests = requests + [chunk.request for chunk in chunks]
             seats = np.append(seats, [chunk.seat for chunk in chunks])
             starts = np.append(starts, [chunk.start for chunk in chunks])
-            lengths = np.append(lengths, [chunk.length for chunk in chunks])
-        owners = self._core.seats.owners
+            ends = np.append(ends, [chunk.start + chunk.length for chunk in chunks])
         return StepPlan(
-            number=self._core.number,
+            number=core.number,
             bucket=draft.bucket,
             updates=updates,
-            requests=[owners[seat] for seat in seats.tolist()],
+            requests=requests,
             num_decode=draft.seats.size,
             chunks=chunks,
             seats=seats,
             starts=starts,
-            lengths=lengths,
-            generations=self._core.seats.generation[seats],
+            ends=ends,
+            generations=core.seats.generation[seats],
+            epoch=core.epoch,
         )
 
     def _tally(self, plan: StepPlan, copies: list[tuple[int, int, int]]) -> None:
         counts = self._core.tally.counts
         counts["plans"] += 1
-        counts["bytes_uploaded"] += plan.inputs.packed.nbytes
-        if plan.inputs.extra_updates is not None:
-            counts["bytes_uploaded"] += plan.inputs.extra_updates.nbytes
+        inputs = plan.inputs
+        counts["bytes_uploaded"] += inputs.packed.nbytes
+        if inputs.extra_updates is not None:
+            counts["bytes_uploaded"] += inputs.extra_updates.nbytes
         for group, _, _ in copies:
             counts["pages_copied"] += 1
             counts["bytes_copied_for_pages"] += self._core.layout.bytes_per_page(group)
@@ -372,6 +374,7 @@ class Planner:
         request.shared = 0
         request.is_decoding = False
         core.tables.point_rows_at_sink(request.seat)
+        core.tables.forget_pages(request.seat)
         core.seats.give_back(request)
         core.epoch += 1
 

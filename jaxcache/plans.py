@@ -82,10 +82,12 @@ class Reading:
     Attributes:
         request: The request.
         row: The row it read.
+        is_decode: Whether it read it in a decode entry.
     """
 
     request: Request
     row: int
+    is_decode: bool
 
 
 class StepPlan:
@@ -98,27 +100,25 @@ class StepPlan:
         inputs: What to give to the step.
         seats: `i64[entries]`.
         starts: `i64[entries]`, tokens in the cache before each entry's.
-        lengths: `i64[entries]`, tokens of each entry.
-        samples: `bool[entries]`, whether the entry gives a new token.
-        entry_rows: `i64[entries]`, index of each entry among those of the padded step.
+        ends: `i64[entries]`, tokens in the cache after them.
         status: "in flight", "completed" or "abandoned".
     """
 
     __slots__ = (
+        "_bucket",
         "_entries",
         "_requests",
         "chunks",
-        "entry_rows",
+        "ends",
+        "epoch",
         "generations",
         "grown_indices",
         "grown_seats",
         "inputs",
-        "lengths",
         "num_decode",
         "number",
         "readings",
         "rows_before",
-        "samples",
         "seats",
         "starts",
         "status",
@@ -135,40 +135,52 @@ class StepPlan:
         chunks: list[Chunk],
         seats: Int64s,
         starts: Int64s,
-        lengths: Int64s,
+        ends: Int64s,
         generations: Int64s,
+        epoch: int,
     ) -> None:
         self.number = number
         self.inputs: PackedInputs
         self.updates = updates
-        self._requests = requests
         self.num_decode = num_decode
         self.chunks = chunks
         self.seats = seats
         self.starts = starts
-        self.lengths = lengths
+        self.ends = ends
         self.generations = generations
+        self.epoch = epoch
         self.grown_seats: Int64s
         self.grown_indices: Int64s
         self.readings: list[Reading]
         self.rows_before: list[tuple[int, int, int]]
         self.status = IN_FLIGHT
-        self.samples = np.ones(len(seats), np.bool_)
-        for index, chunk in enumerate(chunks):
-            self.samples[num_decode + index] = chunk.is_last
-        self.entry_rows = np.arange(len(seats))
-        self.entry_rows[num_decode:] += bucket.decode - num_decode
+        self._requests = requests
+        self._bucket = bucket
         self._entries: tuple[Entry, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return int(self.lengths.sum())
+        return self.num_decode + sum(chunk.length for chunk in self.chunks)
 
     @property
     def request_ids(self) -> list[Hashable]:
         """The request of each entry."""
         return [request.id for request in self._requests]
+
+    @property
+    def samples(self) -> npt.NDArray[np.bool_]:
+        """`bool[entries]`, whether each entry gives a new token."""
+        samples = np.ones(len(self.seats), np.bool_)
+        samples[self.num_decode :] = [chunk.is_last for chunk in self.chunks]
+        return samples
+
+    @property
+    def entry_rows(self) -> Int64s:
+        """`i64[entries]`, index of each entry among those of the padded step."""
+        rows = np.arange(len(self.seats))
+        rows[self.num_decode :] += self._bucket.decode - self.num_decode
+        return rows
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -178,7 +190,7 @@ class StepPlan:
                 map(
                     Entry,
                     self.request_ids,
-                    self.lengths.tolist(),
+                    (self.ends - self.starts).tolist(),
                     self.starts.tolist(),
                     self.samples.tolist(),
                 )
@@ -186,8 +198,7 @@ class StepPlan:
         return self._entries
 
     def __repr__(self) -> str:
-        prefill = len(self.chunks)
         return (
             f"StepPlan({self.number}, {self.status}: {self.num_decode} decode and "
-            f"{prefill} prefill entries, {self.num_tokens} tokens)"
+            f"{len(self.chunks)} prefill entries, {self.num_tokens} tokens)"
         )

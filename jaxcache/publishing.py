@@ -9,10 +9,14 @@ the tokens before it; lookups use it from the moment the page is there: when it 
 or when the request ends. The rows of snapshots are given to the tree, never copied.
 """
 
+from typing import Any
+
+import numpy.typing as npt
+
 from jaxcache.core import Core
 from jaxcache.nodes import Node
 from jaxcache.planning import Planner
-from jaxcache.plans import Chunk, Reading
+from jaxcache.plans import COMPLETED, Chunk, Reading, StepPlan
 from jaxcache.repeats import Repeats
 from jaxcache.requests import NO_ROW, Request
 from jaxcache.snapshots import RESPONSE, Point
@@ -33,6 +37,32 @@ class Publisher:
         self._repeats = Repeats()
 
     # -- after a step ------------------------------------------------------------------
+
+    def record(self, plan: StepPlan, next_tokens: npt.NDArray[Any]) -> None:
+        """Writes down what a step sampled; it is in flight no longer.
+
+        Raises:
+            ValueError: if a token cannot be one. Nothing has changed.
+        """
+        core = self._core
+        array, seats, ends = core.seats, plan.seats, plan.ends
+        sampling, sampled = seats, next_tokens
+        if plan.chunks or plan.epoch != core.epoch:
+            live = array.generation[seats] == plan.generations
+            samples = live & plan.samples
+            sampling, sampled = seats[samples], next_tokens[samples]
+            seats, ends = seats[live], ends[live]
+        if sampled.size and not 0 <= sampled.min() <= sampled.max() < 1 << 31:
+            raise ValueError(
+                f"next_tokens must be int32 token ids >= 0 where an entry samples, "
+                f"got {sampled.min()} to {sampled.max()}"
+            )
+        core.in_flight.popleft()
+        plan.status = COMPLETED
+        array.history[seats] = ends
+        known = array.known[sampling]
+        array.flat_tokens[sampling * array.width + known] = sampled
+        array.known[sampling] = known + 1
 
     def count_start(self, request: Request) -> None:
         """Counts a request whose first step is completed."""
@@ -58,8 +88,9 @@ class Publisher:
         if request.source is not None:
             self._core.tree.residency.release_snapshot(request.source)
             request.source = None
-            assert request.hold is not None
-            self.hold_shared(request, request.hold.node)
+            if reading.is_decode:
+                assert request.hold is not None
+                self.hold_shared(request, request.hold.node)
 
     def publish_chunk(self, chunk: Chunk) -> None:
         """Publishes what a prefill entry computed."""

@@ -82,7 +82,7 @@ class Residency:
 
     def note_holes(self) -> None:
         """Says that pages with holes are being published."""
-        self._has_holes = True
+        self._has_holes = self.pages.has_holes = True
 
     def loose_from(self, node: Node) -> tuple[int, bool] | None:
         """Returns the first loose page of a node by index, and whether its tail is.

@@ -50,7 +50,8 @@ class Draft:
     """A plan that was sized.
 
     Attributes:
-        seats: `i64[d]`, the seats that decode.
+        requests: The requests that decode.
+        seats: `i64[d]`, their seats.
         positions: `i64[d]`, where their tokens go.
         growing: `i64[g]`, which of them need another page.
         intents: The prefill entries.
@@ -60,6 +61,7 @@ class Draft:
         before: What requests held, and knew of the tree, that hold something else now.
     """
 
+    requests: list[Request]
     seats: Int64s
     positions: Int64s
     growing: Int64s
@@ -68,9 +70,6 @@ class Draft:
     columns: int
     rows: int
     before: list[tuple[Request, Found, int]]
-
-
-_NO_SEATS = np.zeros(0, np.int64)
 
 
 class Sizer:
@@ -82,7 +81,8 @@ class Sizer:
         # The decode entries of the last plan, which are often those of the next one.
         self._work: tuple[tuple[Hashable, int], ...] = ()
         self._epoch = -1
-        self._seats = _NO_SEATS
+        self._requests: list[Request] = []
+        self._seats = np.zeros(0, np.int64)
 
     def draft(self, work: Work) -> Draft:
         """Returns what a plan takes.
@@ -91,18 +91,20 @@ class Sizer:
             ValueError: if the work is not well formed or exceeds the buckets.
             Refused: if there is no room. Nothing has changed.
         """
-        seats, prefill = self._sort(work)
-        positions = self._core.seats.planned[seats]
-        growing = np.flatnonzero(positions >= self._core.seats.capacity[seats])
-        if seats.size and positions.max() >= self._core.size.max_tokens:
-            self._refuse_full(seats[positions >= self._core.size.max_tokens])
+        core = self._core
+        requests, seats, prefill = self._sort(work)
+        positions = core.seats.planned[seats]
+        growing = (positions >= core.seats.capacity[seats]).nonzero()[0]
+        if seats.size and positions.max() >= core.size.max_tokens:
+            self._refuse_full(requests, positions)
         before: list[tuple[Request, Found, int]] = []
         try:
             intents = self._intents(prefill, seats.size > 0, before)
-            bucket = self._core.buckets.select(
+            bucket = core.buckets.select(
                 seats.size, len(intents), sum(intent.length for intent in intents)
             )
             draft = Draft(
+                requests=requests,
                 seats=seats,
                 positions=positions,
                 growing=growing,
@@ -136,14 +138,16 @@ class Sizer:
 
     # -- reading the work --------------------------------------------------------------
 
-    def _sort(self, work: Work) -> tuple[Int64s, list[tuple[Request, int]]]:
-        """Returns the seats that decode, and the requests that prefill."""
+    def _sort(
+        self, work: Work
+    ) -> tuple[list[Request], Int64s, list[tuple[Request, int]]]:
+        """Returns the requests that decode, their seats, and those that prefill."""
         items = tuple(work)
         if items == self._work and self._epoch == self._core.epoch:
-            return self._seats, []
+            return self._requests, self._seats, []
         if not items:
             raise ValueError("work must name at least one request, got none")
-        seats: list[int] = []
+        requests: list[Request] = []
         prefill: list[tuple[Request, int]] = []
         get = self._core.requests.get
         for request_id, num_tokens in items:
@@ -161,25 +165,25 @@ class Sizer:
                     f"abandoned ran, so the plan before has to be completed first"
                 )
             if request.is_decoding:
-                seats.append(request.seat)
+                requests.append(request)
             else:
                 prefill.append((request, num_tokens))
-        if len(set(seats)) + len({request for request, _ in prefill}) < len(items):
+        if len({*requests, *(request for request, _ in prefill)}) < len(items):
             ids = [request_id for request_id, _ in items]
             twice = sorted({repr(i) for i in ids if ids.count(i) > 1})
             raise ValueError(
                 f"work must name each request once, got {', '.join(twice)} twice"
             )
-        array = np.array(seats, np.int64)
+        seats = np.array([request.seat for request in requests], np.int64)
         if not prefill:
-            self._work, self._epoch, self._seats = items, self._core.epoch, array
-        return array, prefill
+            self._work, self._epoch = items, self._core.epoch
+            self._requests, self._seats = requests, seats
+        return requests, seats, prefill
 
-    def _refuse_full(self, seats: Int64s) -> None:
-        owner = self._core.seats.owners[int(seats[0])]
-        assert owner is not None
+    def _refuse_full(self, requests: list[Request], positions: Int64s) -> None:
+        request = requests[int(positions.argmax())]
         raise ValueError(
-            f"request {owner.id!r} has max_tokens = {self._core.size.max_tokens} "
+            f"request {request.id!r} has max_tokens = {self._core.size.max_tokens} "
             f"tokens; finish it"
         )
 
@@ -278,10 +282,7 @@ class Sizer:
     def _first_without(self, draft: Draft, available: int) -> Hashable:
         """Returns the first request whose pages are not there."""
         if draft.growing.size > available:
-            seat = int(draft.seats[draft.growing[available]])
-            owner = self._core.seats.owners[seat]
-            assert owner is not None
-            return owner.id
+            return draft.requests[int(draft.growing[available])].id
         needed = draft.growing.size
         for intent in draft.intents:
             needed += intent.columns

@@ -20,11 +20,13 @@ class PagePools:
     Attributes:
         num_groups: Attention groups.
         num_pages: Pages of each group, free or not.
+        has_holes: Whether columns may lack pages of some groups.
     """
 
     def __init__(self, size: CacheSize) -> None:
         self.num_groups = len(size.num_pages)
         self.num_pages = size.num_pages
+        self.has_holes = False
         first = size.first_slot
         # Last in, first out: what was freed last is warm in the caches of the device.
         self._stacks = [
@@ -63,7 +65,7 @@ class PagePools:
         """Gives columns back, `i32[groups, n]`; `NULL_SLOT` stands for no page."""
         for group, stack in enumerate(self._stacks):
             slots = columns[group]
-            if not slots.all():
+            if self.has_holes:
                 slots = slots[slots != NULL_SLOT]
             top = self._tops[group]
             stack[top : top + len(slots)] = slots

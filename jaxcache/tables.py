@@ -1,9 +1,9 @@
 """Device tables: what the page tables and the row index on the device should say.
 
-The host keeps the values that every element should have and the set of elements that
-the device may not have yet. A plan uploads those with the values of that moment. A plan
-that is abandoned puts its elements back into the set: whether its step ran or not, the
-next plan sets them right.
+The host keeps the values that every element should have, and which elements the device
+may not have yet. A plan uploads those with the values of that moment. A plan that is
+abandoned puts its elements back: whether its step ran or not, the next plan sets them
+right.
 """
 
 import numpy as np
@@ -23,24 +23,29 @@ _NO_UPDATES.flags.writeable = False
 class DeviceTables:
     """The page tables and the row index of the real seats.
 
+    What a seat's page table has to send is one run of indices, so nothing is ever sent
+    twice in a step: `[first, stop)`, and none where `first >= stop`.
+
     Attributes:
         page_table: `i32[groups, seats, max_pages]`, only true up to what is allocated.
+        row_index: `i32[seats, 2]`, the row that each seat reads and the one it writes.
     """
 
     def __init__(self, size: CacheSize) -> None:
-        self._groups = len(size.num_pages)
-        self._seats = size.max_seqs
-        self._width = max(size.max_pages, 2)
+        groups, seats = len(size.num_pages), size.max_seqs
         self._sink = size.sink_slot
-        # The row index is one more table, of two columns.
-        shape = (self._groups + 1, self._seats, self._width)
-        self._cells = np.full(shape, self._sink, np.int32)
-        self._flat = self._cells.reshape(-1)
-        self.page_table: Int32s = self._cells[: self._groups]
-        self._rows = self._cells[self._groups]
-        # Indices into `_flat`, in pieces without repetition, and single ones.
-        self._pending: list[Int64s] = []
-        self._single: list[int] = []
+        self._width = size.max_pages
+        shape = (groups, seats, size.max_pages)
+        self.page_table: Int32s = np.full(shape, self._sink, np.int32)
+        self.row_index: Int32s = np.full((seats, 2), self._sink, np.int32)
+        self._first = np.full(seats, size.max_pages, np.int64)
+        self._stop = np.zeros(seats, np.int64)
+        self._rows = np.zeros((seats, 2), np.bool_)
+        # One page of each of some seats, whose runs are empty.
+        self._each: tuple[Int64s, Int64s] | None = None
+        # Whether there may be anything else to send at all.
+        self._has_pages = False
+        self._has_rows = False
 
     def set_pages(self, seat: int, first: int, columns: Int32s) -> None:
         """Sets the pages of a request from index `first` on, `i32[groups, n]`."""
@@ -50,30 +55,43 @@ class DeviceTables:
 
     def mark_pages(self, seat: int, first: int, stop: int) -> None:
         """Notes that pages of a request were changed."""
-        for group in range(self._groups if stop > first else 0):
-            base = (group * self._seats + seat) * self._width
-            self._pending.append(np.arange(base + first, base + stop))
+        if stop > first:
+            self._first[seat] = min(first, int(self._first[seat]))
+            self._stop[seat] = max(stop, int(self._stop[seat]))
+            self._has_pages = True
 
     def set_page_of_each(self, seats: Int64s, indices: Int64s, columns: Int32s) -> None:
         """Sets one page of each of several requests, `i32[groups, n]`."""
-        for group in range(self._groups):
-            flat = (group * self._seats + seats) * self._width + indices
-            self._flat[flat] = columns[group]
-            self._pending.append(flat)
+        self.page_table[:, seats, indices] = columns
+        if not self._has_pages and self._each is None:
+            # By far the commonest change, so it is sent as it comes.
+            self._each = (seats, indices)
+            return
+        self._first[seats] = np.minimum(self._first[seats], indices)
+        self._stop[seats] = np.maximum(self._stop[seats], indices + 1)
+        self._has_pages = True
+
+    def forget_pages(self, seat: int) -> None:
+        """Leaves out what was to be sent of the page table of a seat nobody has."""
+        self._first[seat] = self._width
+        self._stop[seat] = 0
 
     def rows(self, seat: int) -> tuple[int, int]:
         """Returns the row that a request reads and the one that it writes."""
-        read, write = self._rows[seat, :2].tolist()
+        read, write = self.row_index[seat].tolist()
         return read, write
 
     def set_rows(self, seat: int, read: int, write: int) -> None:
         """Sets the row that a request reads and the one that it writes."""
         assert write != NULL_SLOT
-        base = (self._groups * self._seats + seat) * self._width
-        for index, row in ((base + _READ, read), (base + _WRITE, write)):
-            if self._flat[index] != row:
-                self._flat[index] = row
-                self._single.append(index)
+        before = self.rows(seat)
+        if before != (read, write):
+            self.row_index[seat] = (read, write)
+            if before[_READ] != read:
+                self._rows[seat, _READ] = True
+            if before[_WRITE] != write:
+                self._rows[seat, _WRITE] = True
+            self._has_rows = True
 
     def point_rows_at_sink(self, seat: int) -> None:
         """Lets a seat that nobody has read and write the sink."""
@@ -81,24 +99,51 @@ class DeviceTables:
 
     def take_updates(self) -> Int32s:
         """Returns what the device does not have yet, `i32[4, u]`, and forgets it."""
-        pieces, single = self._pending, self._single
-        if not pieces and not single:
+        parts: list[Int32s] = []
+        if self._each is not None:
+            parts += self._page_updates(*self._each)
+            self._each = None
+        if self._has_pages:
+            parts += self._page_updates(*self._runs())
+            self._has_pages = False
+        if self._has_rows:
+            seats, columns = self._rows.nonzero()
+            updates = np.empty((4, seats.size), np.int32)
+            updates[0] = len(self.page_table)
+            updates[1], updates[2] = seats, columns
+            updates[3] = self.row_index[seats, columns]
+            parts.append(updates)
+            self._rows[:] = False
+            self._has_rows = False
+        if not parts:
             return _NO_UPDATES
-        if len(pieces) == 1 and not single:
-            flat = pieces[0]
-        else:
-            pieces.append(np.array(single, np.int64))
-            flat = np.unique(np.concatenate(pieces))
-        self._pending, self._single = [], []
-        updates = np.empty((4, flat.size), np.int32)
-        line, updates[2] = np.divmod(flat, self._width)
-        updates[0], updates[1] = np.divmod(line, self._seats)
-        updates[3] = self._flat[flat]
-        return updates
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _runs(self) -> tuple[Int64s, Int64s]:
+        """Returns the seat and the index of every page to send, and forgets them."""
+        seats = (self._stop > self._first).nonzero()[0]
+        first, stop = self._first[seats], self._stop[seats]
+        self._first[seats] = self._width
+        self._stop[seats] = 0
+        lengths = stop - first
+        of_run = np.repeat(np.arange(seats.size), lengths)
+        begins = lengths.cumsum() - lengths
+        return seats[of_run], np.arange(of_run.size) + (first - begins)[of_run]
+
+    def _page_updates(self, seats: Int64s, indices: Int64s) -> list[Int32s]:
+        parts = []
+        for group, table in enumerate(self.page_table):
+            updates = np.empty((4, seats.size), np.int32)
+            updates[0], updates[1], updates[2] = group, seats, indices
+            updates[3] = table[seats, indices]
+            parts.append(updates)
+        return parts
 
     def put_updates_back(self, updates: Int32s) -> None:
         """Notes that the device may not have got these after all."""
-        table, seat, column = updates[:3].astype(np.int64)
-        if table.size:
-            flat = (table * self._seats + seat) * self._width + column
-            self._pending.append(flat)
+        for table, seat, column, _ in updates.T.tolist():
+            if table == len(self.page_table):
+                self._rows[seat, column] = True
+                self._has_rows = True
+            else:
+                self.mark_pages(seat, column, column + 1)

@@ -10,7 +10,7 @@ import operator
 import numpy as np
 
 from jaxcache.eviction import Eviction
-from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.layouts import CacheLayout, CacheSize, Window
 from jaxcache.nodes import (
     NO_HOLDS,
     NO_SNAPSHOTS,
@@ -50,6 +50,10 @@ class PrefixTree:
     ) -> None:
         self.pages = pages
         self.tokens_per_page = size.tokens_per_page
+        # Only a window lets pages of one group go before those of another.
+        self._has_windows = any(
+            isinstance(group.retention, Window) for group in layout.page_groups
+        )
         self.residency = Residency(
             pages, rows, eviction, size.tokens_per_page, layout.has_recurrent
         )
@@ -123,7 +127,7 @@ class PrefixTree:
             already: the first ones.
         """
         node = self.node_at(hint, start) if start else self.root(scope)
-        if not columns.all():
+        if self._has_windows and not columns.all():
             self.residency.note_holes()
         page = self.tokens_per_page
         first = start // page
@@ -223,11 +227,13 @@ class PrefixTree:
         A leaf that many requests hold may grow too: each holds only up to its position.
         """
         whole = columns.shape[1] > 0
+        # A tail that lies in the way must be followed by the page that begins alike.
+        replaced = bool(columns[:, 0].all()) if whole else has_tail
         may_grow = (
             not isinstance(node, Root)
             and not node.children
             and len(node.edge) <= _MAX_GROWING_BYTES
-            and (whole or has_tail or node.tail is None)
+            and (node.tail is None or replaced)
         )
         if not may_grow:
             leaf = Node(node, edge, node.end, columns.copy())

@@ -39,7 +39,8 @@ def make_layout(kind: str = "hybrid", tokens_per_page: int = 16) -> CacheLayout:
 
 
 def make_buckets(**limits: Any) -> Buckets:
-    return Buckets((64,), (8192,), **{"max_prefill_seqs": 64, **limits})
+    wide = {"max_prefill_seqs": 64, "max_snapshots": 192, "max_copies": 128}
+    return Buckets((64,), (8192,), **{**wide, **limits})
 
 
 def make_manager(

@@ -32,6 +32,7 @@ class Events:
     def __init__(self, kind: str, rng: random.Random) -> None:
         max_seqs = rng.randint(1, 5)
         pages = [rng.randint(8, 20), rng.randint(8, 20)]
+        emission = rng.choice(EMISSIONS)
         self.manager = make_manager(
             kind,
             tokens_per_page=PAGE,
@@ -39,10 +40,11 @@ class Events:
             num_rows=rng.randint(max_seqs, 3 * max_seqs),
             max_seqs=max_seqs,
             max_tokens=MAX_TOKENS,
-            emission=rng.choice(EMISSIONS),
+            emission=emission,
             policy=auto(response=rng.random() < 0.8),
             buckets=make_buckets(
-                max_snapshots=rng.choice([0, 2, 8]), max_copies=rng.choice([0, 2, 8, 8])
+                max_snapshots=rng.choice([2, 8]) if emission.grid else 0,
+                max_copies=rng.choice([0, 2, 8, 8]),
             ),
         )
         self.core = self.manager._core
@@ -71,7 +73,7 @@ class Events:
         if reuse and rng.random() < 0.3:
             points = sorted({rng.randint(1, len(prompt)) for _ in range(2)})
         wanted = longest_reusable(
-            self.core, scope, prompt, self.core.layout, self.core.copies
+            self.core.tree, scope, prompt, self.core.layout, self.core.copies
         )
         self.number += 1
         lookup = self.driver.add(

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from jaxcache.core import Core
 from jaxcache.layouts import CacheLayout, pages_for
 from jaxcache.nodes import Node
+from jaxcache.tree import PrefixTree
 
 
 class Path(NamedTuple):
@@ -23,17 +23,17 @@ class Path(NamedTuple):
     snapshots: list[int]
 
 
-def paths(core: Core, scope: object) -> list[Path]:
+def paths(tree: PrefixTree, scope: object) -> list[Path]:
     """Returns the path to each node of a scope."""
-    root = core.tree.residency.roots.get(scope)
+    root = tree.residency.roots.get(scope)
     if root is None:
         return []
-    return [_path(core, node) for node in root.walk() if node is not root]
+    return [_path(tree, node) for node in root.walk() if node is not root]
 
 
-def _path(core: Core, node: Node) -> Path:
+def _path(tree: PrefixTree, node: Node) -> Path:
     nodes = node.path()
-    groups = range(core.pages.num_groups)
+    groups = range(tree.pages.num_groups)
     return Path(
         [token for n in nodes for token in n.tokens.tolist()],
         [[page for n in nodes for page in n.pages[g].tolist()] for g in groups],
@@ -43,10 +43,14 @@ def _path(core: Core, node: Node) -> Path:
 
 
 def longest_reusable(
-    core: Core, scope: object, prompt: list[int], layout: CacheLayout, copies: bool
+    tree: PrefixTree,
+    scope: object,
+    prompt: list[int],
+    layout: CacheLayout,
+    copies: bool,
 ) -> tuple[int, int]:
     """Returns how many tokens can be reused, and how many are known."""
-    known = paths(core, scope)
+    known = paths(tree, scope)
     limit = len(prompt) - 1
     matched = max((_agreeing(path.tokens, prompt[:limit]) for path in known), default=0)
     page = layout.tokens_per_page

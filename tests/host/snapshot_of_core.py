@@ -44,10 +44,12 @@ def describe(core: Core) -> dict[str, Any]:
             getattr(seats, name).tolist()
             for name in ("history", "planned", "known", "capacity", "last_plan")
         ],
-        "tables": core.tables._cells.tolist(),
-        "pending": (
-            sorted(int(i) for piece in core.tables._pending for i in piece),
-            list(core.tables._single),
+        "tables": (
+            core.tables.page_table.tolist(),
+            core.tables.row_index.tolist(),
+            core.tables._first.tolist(),
+            core.tables._stop.tolist(),
+            core.tables._rows.tolist(),
         ),
         "plans": [plan.number for plan in core.in_flight],
     }
