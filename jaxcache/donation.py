@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 from jax.sharding import SingleDeviceSharding
 
 from jaxcache.packing import PackedInputs
@@ -19,7 +18,7 @@ from jaxcache.proof import (
     layer_bytes,
     temp_bytes,
 )
-from jaxcache.state import CacheState, abstract_cache
+from jaxcache.state import CacheState, abstract_cache, constrain
 
 # A cache this large makes a copy of any pool outgrow the noise of a memory plan.
 _PROOF_SLOTS = 4096
@@ -180,15 +179,14 @@ def _same_state(name: str, before: CacheState, after: Any) -> CacheState:
             )
     if before.mesh is None:
         return after
-    pools = tuple(
-        lax.with_sharding_constraint(pool, after.pool_sharding(index))
-        for index, pool in enumerate(after.pools)
-    )
-    page_table, row_index = lax.with_sharding_constraint(
-        (after.page_table, after.row_index), after.replicated
-    )
     return dataclasses.replace(
-        after, pools=pools, page_table=page_table, row_index=row_index
+        after,
+        pools=tuple(
+            constrain(pool, after.pool_sharding(index))
+            for index, pool in enumerate(after.pools)
+        ),
+        page_table=constrain(after.page_table, after.replicated),
+        row_index=constrain(after.row_index, after.replicated),
     )
 
 

@@ -10,7 +10,7 @@ from jax import lax
 from jaxcache.layouts import NULL_SLOT
 from jaxcache.packing import NEXT_TOKEN, Bucket, PackedInputs
 from jaxcache.pools import copy_pages, update_tables
-from jaxcache.state import READ, WRITE, CacheState
+from jaxcache.state import READ, WRITE, CacheState, constrain
 
 # Declared here and not in packing.py, which the host side imports without JAX.
 jax.tree_util.register_dataclass(
@@ -93,9 +93,7 @@ def begin_step(
             f"packed.packed must have shape {(bucket.num_packed,)}, "
             f"got {packed.packed.shape}"
         )
-    array = jnp.asarray(packed.packed)
-    if state.replicated is not None:
-        array = lax.with_sharding_constraint(array, state.replicated)
+    array = constrain(jnp.asarray(packed.packed), state.replicated)
     part = {name: array[where] for name, where in bucket.sections.items()}
     state = update_tables(state, part["updates"].reshape(4, bucket.updates))
     if packed.extra_updates is not None:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcache.buckets import MIN_INDICES
 from jaxcache.layouts import NULL_SLOT, CacheLayout, PoolSpec
-from jaxcache.state import CacheState
+from jaxcache.state import CacheState, constrain
 
 if TYPE_CHECKING:
     from jaxcache.inputs import StepInputs
@@ -384,24 +384,14 @@ def _fit(
     if state.mesh is None:
         return value
     spread = PartitionSpec(None, state.tensor_axis)
-    return _constrain(value, NamedSharding(state.mesh, spread))
+    return constrain(value, NamedSharding(state.mesh, spread))
 
 
 def _scatter(state: CacheState, pool: int, index: Any, value: jax.Array) -> CacheState:
     array = state.pools[pool].at[index].set(value, mode="drop", unique_indices=True)
-    sharding = state.pool_sharding(pool)
-    if sharding is not None:
-        array = _constrain(array, sharding)
+    array = constrain(array, state.pool_sharding(pool))
     pools = (*state.pools[:pool], array, *state.pools[pool + 1 :])
     return dataclasses.replace(state, pools=pools)
-
-
-def _constrain(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    if AxisType.Explicit in sharding.mesh.axis_types:
-        array = jax.sharding.reshard(array, sharding)
-    else:
-        array = lax.with_sharding_constraint(array, sharding)
-    return array
 
 
 def _copy_slots(

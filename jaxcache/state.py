@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
 
@@ -54,6 +55,17 @@ class CacheState:
     def replicated(self) -> NamedSharding | None:
         """The sharding of page tables, row index and step inputs."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+
+def constrain(array: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """Fixes the sharding of a traced array, on a mesh of automatic or explicit axes."""
+    if sharding is None:
+        return array
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        array = jax.sharding.reshard(array, sharding)
+    else:
+        array = lax.with_sharding_constraint(array, sharding)
+    return array
 
 
 def abstract_cache(
