@@ -20,6 +20,7 @@ RANK = {
     "jaxcache": 1,
     "jaxcache.models": 2,
     "jaxcache.engine": 3,
+    "jaxcache.demo": 4,
     "jaxcache.cli": 4,
     "jaxcache.transfer": 5,
 }

@@ -1,0 +1,124 @@
+"""What the demo serves: which conversations, which model, on which devices."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from jaxcache.demo.conversations import (
+    BadInput,
+    Conversation,
+    from_documentation,
+    from_jsonl,
+    from_texts,
+)
+from jaxcache.demo.tokens import ByteTokens, Tokens, checkpoint_tokens
+from jaxcache.engine import CachedModel
+from jaxcache.models import TINY_CONFIG, load_model, random_model
+
+CONFIG_FILES = ("generation_config.json", "config.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Speaker:
+    """A model and how to speak to it.
+
+    Attributes:
+        model: The model.
+        tokens: Turns text into its tokens.
+        eos_ids: Tokens that end an answer.
+        description: One line for the user.
+    """
+
+    model: CachedModel
+    tokens: Tokens
+    eos_ids: frozenset[int]
+    description: str
+
+
+def choose_conversations(
+    jsonl: pathlib.Path | None, texts: Sequence[pathlib.Path], limit: int | None
+) -> list[Conversation]:
+    """The conversations from a file, about texts, or about the documentation.
+
+    Raises:
+        BadInput: if both are given, or what is given cannot be used.
+    """
+    if jsonl is not None and texts:
+        raise BadInput("give either --conversations or --text, not both")
+    if jsonl is not None:
+        conversations = from_jsonl(jsonl)
+    elif texts:
+        conversations = from_texts(texts)
+    else:
+        conversations = from_documentation()
+    return conversations[:limit]
+
+
+def random_speaker(seed: int, mesh: jax.sharding.Mesh | None) -> Speaker:
+    """A tiny model that needs no download: the same one for the same seed."""
+    return Speaker(
+        model=random_model(TINY_CONFIG, seed, mesh=mesh),
+        tokens=ByteTokens(),
+        eos_ids=frozenset(),
+        description=f"a tiny random model (seed {seed}), bytes as tokens",
+    )
+
+
+def checkpoint_speaker(
+    checkpoint: pathlib.Path, mesh: jax.sharding.Mesh | None
+) -> Speaker:
+    """The model, tokenizer and end tokens of a folder with Hugging Face files.
+
+    Raises:
+        BadInput: if the folder holds no model that this library has, or no tokens.
+    """
+    if not checkpoint.is_dir():
+        raise BadInput(f"{checkpoint} is not a folder")
+    try:
+        model = load_model(checkpoint, mesh=mesh)
+    except ValueError as error:
+        raise BadInput(f"cannot load {checkpoint}: {error}") from error
+    tokens = checkpoint_tokens(checkpoint, model.vocab_size)
+    how = "bytes as tokens, since it has no tokenizer.json"
+    if not isinstance(tokens, ByteTokens):
+        how = "its own tokenizer"
+    return Speaker(model, tokens, _end_tokens(checkpoint), f"{checkpoint}, {how}")
+
+
+def tensor_mesh(num_devices: int) -> jax.sharding.Mesh | None:
+    """A mesh to split the model over; None for one device.
+
+    On CPU the devices are made, which works only before JAX has started.
+
+    Raises:
+        BadInput: if there are fewer devices.
+    """
+    if num_devices == 1:
+        return None
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        try:
+            jax.config.update("jax_num_cpu_devices", num_devices)
+        except RuntimeError:
+            pass  # JAX has started; what it has is counted below.
+    devices = jax.devices()
+    if len(devices) < num_devices:
+        raise BadInput(
+            f"--tensor-parallel {num_devices} needs as many devices, JAX has "
+            f"{len(devices)} ({devices[0].platform})"
+        )
+    return jax.sharding.Mesh(devices[:num_devices], ("tensor",))
+
+
+def _end_tokens(checkpoint: pathlib.Path) -> frozenset[int]:
+    """The end-of-sequence ids that the checkpoint names."""
+    for name in CONFIG_FILES:
+        path = checkpoint / name
+        if path.exists():
+            ids = json.loads(path.read_text()).get("eos_token_id")
+            if ids is not None:
+                return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset()
