@@ -25,11 +25,10 @@ ReadPages = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 def attend_pages(
     queries: jax.Array,
     positions: jax.Array,
+    row_table: jax.Array,
+    *,
     read_pages: ReadPages,
     page_table: jax.Array,
-    row_table: jax.Array,
-    lengths: jax.Array,
-    *,
     tokens_per_page: int,
     value_dim: int,
 ) -> jax.Array:
@@ -42,11 +41,10 @@ def attend_pages(
         queries: `f32[R, Q, units, heads, dim]`, scaled; `heads` query heads share each
             unit of the cache.
         positions: `i32[R, Q]`; -1 for padding, whose result is zero.
+        row_table: `i32[R]`, which row of the page table.
         read_pages: Takes `i32[R, pages]` and returns keys and values, each
             `[R, pages, units, tokens_per_page, dim]`.
         page_table: `i32[E, max_pages]`.
-        row_table: `i32[R]`, which row of the page table.
-        lengths: `i32[R]`, tokens of the row's sequence that are in the cache.
         tokens_per_page: Tokens of one page.
         value_dim: Elements of one value.
 
@@ -56,6 +54,7 @@ def attend_pages(
     num_rows, num_queries, num_units, num_heads, _ = queries.shape
     block_pages = max(1, BLOCK_TOKENS // tokens_per_page)
     block_tokens = block_pages * tokens_per_page
+    lengths = jnp.max(positions, axis=1) + 1
     padding = -page_table.shape[1] % block_pages
     page_table = jnp.pad(page_table, ((0, 0), (0, padding)))
 

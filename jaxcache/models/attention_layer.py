@@ -1,6 +1,7 @@
 """The attention layer: keys and values to pages, then attention over the pages."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jaxcache import pools
 from jaxcache.layouts.roles import KEY, VALUE
 from jaxcache.models.attention import attend_pages, rotate
 from jaxcache.models.checkpoint import Weights
-from jaxcache.models.chunks import chunk_tokens, unchunk_tokens
+from jaxcache.models.chunks import block_of, chunk_tokens, unchunk_tokens
 from jaxcache.models.contractions import contract
 from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.parameters import parameter
@@ -152,36 +153,36 @@ class Attention(nnx.Module):
                 pools.read_pages(state, layer_id, VALUE, page_ids),
             )
 
-        def attend(
-            queries: jax.Array, positions: jax.Array, rows: jax.Array, ends: jax.Array
-        ) -> jax.Array:
-            return attend_pages(
-                queries,
-                positions,
-                read_pages,
-                page_table,
-                rows,
-                ends,
-                tokens_per_page=layout.tokens_per_page,
-                value_dim=value_dim,
-            )
-
+        attend = functools.partial(
+            attend_pages,
+            read_pages=read_pages,
+            page_table=page_table,
+            tokens_per_page=layout.tokens_per_page,
+            value_dim=value_dim,
+        )
         num_decode, table = step.num_decode, step.chunks
         parts = []
         if num_decode:
             valid = inputs.token_valid[:num_decode]
             positions = jnp.where(valid, inputs.context_lens[:num_decode], -1)
             rows = jnp.arange(num_decode, dtype=jnp.int32)
-            attended = attend(
-                queries[:num_decode, None], positions[:, None], rows, positions + 1
-            )
+            attended = attend(queries[:num_decode, None], positions[:, None], rows)
             parts.append(attended[:, 0])
         if table is not None:
-            attended = attend(
-                chunk_tokens(table, queries[num_decode:]),
-                jnp.where(table.valid, table.positions, -1),
-                table.entry + num_decode,
-                jnp.max(jnp.where(table.valid, table.positions, -1), axis=1) + 1,
+            prefilled = queries[num_decode:]
+
+            def attend_block(block: jax.Array, attended: jax.Array) -> jax.Array:
+                rows = attend(
+                    chunk_tokens(table, prefilled, block),
+                    block_of(table.positions, block),
+                    block_of(table.entry, block) + num_decode,
+                )
+                start = block * rows.shape[0]
+                return jax.lax.dynamic_update_slice_in_dim(attended, rows, start, 0)
+
+            shape = (table.num_chunks, table.chunk_size, *by_unit[:2], value_dim)
+            attended = jax.lax.fori_loop(
+                0, table.num_blocks, attend_block, jnp.zeros(shape, jnp.float32)
             )
             parts.append(unchunk_tokens(table, attended))
         return jnp.concatenate(parts).reshape(num_tokens, num_heads, value_dim)

@@ -104,8 +104,8 @@ class CheckpointWeights:
         left = sorted(name for name in self._unread if not pattern.match(name))
         if left:
             raise ValueError(
-                f"the checkpoint {self._folder} has {len(left)} tensors that the model "
-                f"does not use, {left[0]} among them"
+                f"the checkpoint {self._folder} has tensors that the model does not "
+                f"use: {left[0]}" + (f" and {len(left) - 1} more" if left[1:] else "")
             )
 
 

@@ -11,11 +11,12 @@ snapshot is to be emitted:
 So the state at the end of an entry, the state of a snapshot and the carry from chunk
 to chunk are one thing, and the cuts of the absolute grid do not move when the prompt
 is prefilled in other pieces. Padding inside a chunk is the identity of the recurrence.
+
+The table is as long as the worst step of the bucket needs, but only blocks of chunks
+that hold tokens are worked on.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,9 @@ import jax.numpy as jnp
 from jaxcache.inputs import StepInputs
 
 DEFAULT_CHUNK_SIZE = 64
+
+# Chunks that are worked on together: enough for matrix units, little to waste.
+BLOCK_CHUNKS = 4
 
 
 @jax.tree_util.register_dataclass
@@ -32,43 +36,49 @@ class ChunkTable:
 
     N prefill tokens, P prefill entries, M snapshots, C chunks (a bound: chunks past
     the last real one are empty), Q tokens a chunk. Token and entry indices count from
-    the start of the prefill section.
+    the start of the prefill section. What is kept are the final states of the entries,
+    then the states of the snapshots: P + M of them.
 
     Attributes:
-        first_token: `i32[C]` index of the chunk's first token; N for an empty chunk.
-        length: `i32[C]` tokens in the chunk, 0 for an empty one.
         entry: `i32[C]` the entry that the chunk belongs to.
         opens_entry: `bool[C]` whether the chunk is its entry's first in this step.
         tokens: `i32[C, Q]` token of each place, 0 where the place is padding.
-        positions: `i32[C, Q]` absolute positions, 0 where the place is padding.
+        positions: `i32[C, Q]` absolute position of each place, -1 for padding.
         valid: `bool[C, Q]` whether the place holds a token.
+        kept_slot: `i32[C]` where the state at the chunk's end is kept among those that
+            are; P + M for a chunk whose end nobody asked for.
+        num_blocks: `i32[]` blocks of `BLOCK_CHUNKS` chunks that hold tokens.
         token_chunk: `i32[N]` chunk of each token.
         token_place: `i32[N]` place of each token in its chunk.
         token_valid: `bool[N]` whether the token is real.
-        entry_token: `i32[C]` first token of the chunk's entry.
-        emitting_chunk: `i32[P + M]` the chunk whose end is the final state of each
-            entry, then the state of each snapshot.
-        emission_slot: `i32[C]` place of the chunk's end state among the kept states;
-            P + M for a chunk whose end is kept by nobody.
+        token_entry: `i32[N]` entry of each token.
+        token_offset: `i32[N]` tokens of the entry before this one in this step.
+        entry_token: `i32[P]` first token of each entry.
+        kept_chunk: `i32[P + M]` the chunk whose end it is.
+        kept_entry: `i32[P + M]` the entry.
+        kept_count: `i32[P + M]` tokens of the entry up to there in this step.
     """
 
-    first_token: jax.Array
-    length: jax.Array
     entry: jax.Array
     opens_entry: jax.Array
     tokens: jax.Array
     positions: jax.Array
     valid: jax.Array
+    kept_slot: jax.Array
+    num_blocks: jax.Array
     token_chunk: jax.Array
     token_place: jax.Array
     token_valid: jax.Array
+    token_entry: jax.Array
+    token_offset: jax.Array
     entry_token: jax.Array
-    emitting_chunk: jax.Array
-    emission_slot: jax.Array
+    kept_chunk: jax.Array
+    kept_entry: jax.Array
+    kept_count: jax.Array
 
     @property
     def num_chunks(self) -> int:
-        """The bound on the number of chunks."""
+        """The bound on the number of chunks, a multiple of `BLOCK_CHUNKS`."""
         return self.tokens.shape[0]
 
     @property
@@ -77,21 +87,21 @@ class ChunkTable:
         return self.tokens.shape[1]
 
     @property
-    def num_emissions(self) -> int:
+    def num_kept(self) -> int:
         """Final states and snapshots together."""
-        return self.emitting_chunk.shape[0]
+        return self.kept_chunk.shape[0]
 
 
 def max_chunks(
     num_tokens: int, num_entries: int, num_snapshots: int, chunk_size: int
 ) -> int:
-    """Returns how many chunks any step of these sizes can have at most.
+    """Returns how many chunks a step of these sizes can have at most.
 
-    An entry of `l` tokens starts one chunk, holds at most `ceil(l / chunk_size)`
-    multiples of the chunk size and one more start per snapshot.
+    An entry of `l` tokens starts one chunk, has at most `ceil((l - 1) / chunk_size)`
+    multiples of the chunk size after its first token, and one more start per snapshot.
     """
-    bound = num_tokens // chunk_size + 2 * num_entries + num_snapshots
-    return min(num_tokens, bound)
+    inside = (num_tokens + num_entries * (chunk_size - 2)) // chunk_size
+    return min(num_tokens, num_entries + inside + num_snapshots)
 
 
 def build_chunk_table(inputs: StepInputs, chunk_size: int) -> ChunkTable:
@@ -101,81 +111,83 @@ def build_chunk_table(inputs: StepInputs, chunk_size: int) -> ChunkTable:
         inputs: The step's inputs; the bucket must have prefill tokens.
         chunk_size: Tokens a chunk holds at most, a power of two.
     """
-    bucket = inputs.bucket
-    num_decode = bucket.decode
-    num_tokens = bucket.prefill_tokens
-    num_entries = bucket.prefill_seqs
-    bound = max_chunks(num_tokens, num_entries, bucket.snapshots, chunk_size)
+    bucket, num_decode = inputs.bucket, inputs.bucket.decode
+    num_tokens, num_entries = bucket.prefill_tokens, bucket.prefill_seqs
+    # The last entry is always padding.
+    bound = max_chunks(num_tokens, num_entries - 1, bucket.snapshots, chunk_size)
+    bound += -bound % BLOCK_CHUNKS
 
     position = inputs.positions[num_decode:]
     token_valid = inputs.token_valid[num_decode:]
     token_entry = inputs.token_entry[num_decode:] - num_decode
-    token_entry = jnp.clip(token_entry, 0, num_entries - 1)
     entry_start = inputs.context_lens[num_decode:]
     entry_token = inputs.query_starts[num_decode:] - num_decode
     entry_length = inputs.query_lens[num_decode:]
     snapshot_entry = inputs.snapshot_entry - num_decode
-
-    opens_entry = position == entry_start[token_entry]
-    on_grid = position % chunk_size == 0
     after_snapshot = jnp.any(
         (token_entry[:, None] == snapshot_entry[None, :])
         & (position[:, None] == inputs.snapshot_position[None, :]),
         axis=1,
     )
-    starts = token_valid & (opens_entry | on_grid | after_snapshot)
+    opens_entry = position == entry_start[token_entry]
+    starts = token_valid & (opens_entry | (position % chunk_size == 0) | after_snapshot)
 
+    num_valid = jnp.sum(token_valid, dtype=jnp.int32)
     first_token = jnp.nonzero(starts, size=bound, fill_value=num_tokens)[0]
     first_token = first_token.astype(jnp.int32)
     next_start = jnp.append(first_token[1:], jnp.int32(num_tokens))
-    num_valid = jnp.sum(token_valid, dtype=jnp.int32)
     length = jnp.maximum(jnp.minimum(next_start, num_valid) - first_token, 0)
     token_chunk = jnp.maximum(jnp.cumsum(starts, dtype=jnp.int32) - 1, 0)
+    place = jnp.arange(chunk_size, dtype=jnp.int32)[None, :]
+    valid = place < length[:, None]
     here = jnp.minimum(first_token, num_tokens - 1)
-    entry = token_entry[here]
+    num_chunks = jnp.sum(starts, dtype=jnp.int32)
 
-    place = jnp.arange(chunk_size, dtype=jnp.int32)
-    valid = place[None, :] < length[:, None]
-    tokens = jnp.where(valid, first_token[:, None] + place[None, :], 0)
-    positions = jnp.where(valid, position[here][:, None] + place[None, :], 0)
-
-    # The last token of each entry and of each snapshot ends the chunk we keep.
-    final_token = entry_token + entry_length - 1
+    # A state is kept at the end of the chunk that the last token before it closes.
     snapshot_entry = jnp.clip(snapshot_entry, 0, num_entries - 1)
-    snapshot_token = (
-        entry_token[snapshot_entry]
-        + inputs.snapshot_position
-        - entry_start[snapshot_entry]
-        - 1
+    kept_entry = jnp.append(jnp.arange(num_entries, dtype=jnp.int32), snapshot_entry)
+    kept_count = jnp.append(
+        entry_length, inputs.snapshot_position - entry_start[snapshot_entry]
     )
-    kept_token = jnp.concatenate([final_token, snapshot_token])
-    kept_valid = jnp.concatenate([entry_length > 0, inputs.snapshot_position >= 0])
-    kept_token = jnp.clip(kept_token, 0, num_tokens - 1)
-    emitting_chunk = jnp.where(kept_valid, token_chunk[kept_token], bound)
-    num_emissions = num_entries + bucket.snapshots
-    emits = jnp.zeros((bound,), bool).at[emitting_chunk].set(True, mode="drop")
-    rank = jnp.cumsum(emits, dtype=jnp.int32) - 1
+    kept_token = entry_token[kept_entry] + kept_count - 1
+    kept_chunk = token_chunk[jnp.clip(kept_token, 0, num_tokens - 1)]
+    ends_kept = jnp.where(kept_count > 0, kept_chunk, bound)
+    is_kept = jnp.zeros((bound,), bool).at[ends_kept].set(True, mode="drop")
+    rank = jnp.cumsum(is_kept, dtype=jnp.int32) - 1
     return ChunkTable(
-        first_token=first_token,
-        length=length,
-        entry=entry,
+        entry=token_entry[here],
         opens_entry=opens_entry[here] & (length > 0),
-        tokens=tokens,
-        positions=positions,
+        tokens=jnp.where(valid, first_token[:, None] + place, 0),
+        positions=jnp.where(valid, position[here][:, None] + place, -1),
         valid=valid,
+        kept_slot=jnp.where(is_kept, rank, kept_entry.shape[0]),
+        num_blocks=(num_chunks + BLOCK_CHUNKS - 1) // BLOCK_CHUNKS,
         token_chunk=token_chunk,
         token_place=jnp.arange(num_tokens, dtype=jnp.int32) - first_token[token_chunk],
         token_valid=token_valid,
-        entry_token=entry_token[entry],
-        emitting_chunk=jnp.minimum(emitting_chunk, bound - 1),
-        emission_slot=jnp.where(emits, rank, num_emissions),
+        token_entry=token_entry,
+        token_offset=position - entry_start[token_entry],
+        entry_token=entry_token,
+        kept_chunk=kept_chunk,
+        kept_entry=kept_entry,
+        kept_count=kept_count,
     )
 
 
-def chunk_tokens(table: ChunkTable, values: jax.Array) -> jax.Array:
-    """Lays `[N, ...]` token values out as `[C, Q, ...]`, zeros where padded."""
-    gathered = values[table.tokens]
-    valid = _expand_dims(table.valid, gathered.ndim)
+def block_of(values: jax.Array, block: jax.Array) -> jax.Array:
+    """Cuts block number `block` out of `[C, ...]`: `[BLOCK_CHUNKS, ...]`."""
+    start = block * BLOCK_CHUNKS
+    return jax.lax.dynamic_slice_in_dim(values, start, BLOCK_CHUNKS)
+
+
+def chunk_tokens(table: ChunkTable, values: jax.Array, block: jax.Array) -> jax.Array:
+    """Lays the `[N, ...]` values of a block's tokens out by chunk.
+
+    Returns:
+        `[BLOCK_CHUNKS, Q, ...]`, zeros where padded, whatever padding tokens hold.
+    """
+    gathered = values[block_of(table.tokens, block)]
+    valid = _expand_dims(block_of(table.valid, block), gathered.ndim)
     return jnp.where(valid, gathered, jnp.zeros((), values.dtype))
 
 
@@ -185,45 +197,6 @@ def unchunk_tokens(table: ChunkTable, values: jax.Array) -> jax.Array:
     gathered = values[table.token_chunk, place]
     valid = _expand_dims(table.token_valid, gathered.ndim)
     return jnp.where(valid, gathered, jnp.zeros((), values.dtype))
-
-
-def scan_chunks[X, Y](
-    table: ChunkTable,
-    initial: jax.Array,
-    step: Callable[[jax.Array, X], tuple[jax.Array, Y]],
-    xs: X,
-) -> tuple[jax.Array, Y]:
-    """Carries the state through the chunks and keeps the states that are asked for.
-
-    Only the kept states are stored, never one a chunk: memory is P + M states.
-
-    Args:
-        table: The chunk table.
-        initial: `f32[P, *state]`, each entry's state before this step.
-        step: Takes the state at a chunk's start and the chunk's slice of `xs`; returns
-            the state at its end (the same state for an empty chunk) and its output.
-        xs: A pytree of arrays with a leading axis C.
-
-    Returns:
-        `f32[P + M, *state]`, the final state of each entry, then of each snapshot, and
-        the outputs stacked over chunks. The state of a padding entry is arbitrary but
-        finite.
-    """
-    kept = jnp.zeros((table.num_emissions + 1, *initial.shape[1:]), initial.dtype)
-
-    def body(carry: Any, chunk: Any) -> tuple[Any, Y]:
-        state, kept = carry
-        entry, opens_entry, slot, x = chunk
-        state = jnp.where(opens_entry, initial[entry], state)
-        state, y = step(state, x)
-        return (state, kept.at[slot].set(state)), y
-
-    (_, kept), ys = jax.lax.scan(
-        body,
-        (jnp.zeros_like(initial[0]), kept),
-        (table.entry, table.opens_entry, table.emission_slot, xs),
-    )
-    return kept[table.emission_slot[table.emitting_chunk]], ys
 
 
 def _expand_dims(mask: jax.Array, ndim: int) -> jax.Array:

@@ -21,12 +21,13 @@ Source: Yang et al., "Gated Delta Networks" (2024).
 import jax
 import jax.numpy as jnp
 
-from jaxcache.models.chunks import ChunkTable, scan_chunks
+from jaxcache.models.chunk_scan import scan_chunks
+from jaxcache.models.chunks import ChunkTable
 from jaxcache.models.contractions import contract
 from jaxcache.models.decay import segment_sums
 
 
-def gated_delta_chunks(
+def gated_delta_tokens(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -35,64 +36,70 @@ def gated_delta_chunks(
     initial: jax.Array,
     table: ChunkTable,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the recurrence over the chunks of the prefill section.
+    """Runs the recurrence over the prefill tokens, chunk by chunk.
 
     Args:
-        q: `f32[C, Q, key_heads, key_dim]`, scaled, zeros where padded.
+        q: `f32[N, key_heads, key_dim]`, scaled.
         k: Like `q`, of unit length.
-        v: `f32[C, Q, value_heads, value_dim]`, zeros where padded.
-        g: `f32[C, Q, value_heads]`, log decay, zeros where padded.
-        beta: `f32[C, Q, value_heads]`, zeros where padded.
+        v: `f32[N, value_heads, value_dim]`.
+        g: `f32[N, value_heads]`, log decay.
+        beta: `f32[N, value_heads]`.
         initial: `f32[P, value_heads, key_dim, value_dim]`.
         table: The chunk table.
 
     Returns:
-        `f32[C, Q, value_heads, value_dim]`, and
+        `f32[N, value_heads, value_dim]`, and
         `f32[P + M, value_heads, key_dim, value_dim]`: the state at the end of each
         entry, then at each snapshot.
     """
-    num_chunks, size, num_heads, value_dim = v.shape
+    _, num_heads, value_dim = v.shape
     num_groups, key_dim = k.shape[-2:]
     by_group = (num_groups, num_heads // num_groups)
+    causal = jnp.tril(jnp.ones((table.chunk_size, table.chunk_size), bool))
+    strict = jnp.tril(causal, -1)
 
     def by_head(values: jax.Array) -> jax.Array:
-        """`[C, Q, value_heads, ...]` to `[C, key_heads, repeats, Q, ...]`."""
-        split = values.reshape(num_chunks, size, *by_group, *values.shape[3:])
+        """`[B, Q, value_heads, ...]` to `[B, key_heads, repeats, Q, ...]`."""
+        split = values.reshape(*values.shape[:2], *by_group, *values.shape[3:])
         return jnp.moveaxis(split, 1, 3)
 
-    log_decay, beta, v = by_head(g), by_head(beta), by_head(v)
-    between = segment_sums(log_decay)
-    into = jnp.exp(log_decay[..., :1] + between[..., :, 0])
-    to_end = jnp.exp(between[..., -1, :])
-    # Above the diagonal the sums are zero, not the decay.
-    causal = jnp.tril(jnp.ones((size, size), bool))[None, None, None]
-    strict = jnp.tril(jnp.ones((size, size), bool), -1)[None, None, None]
-    ratio = jnp.where(causal, jnp.exp(between), 0.0)
-    keys = contract("cqgd,ckgd->cgqk", k, k)[:, :, None]
-    lower = jnp.where(strict, beta[..., None] * ratio * keys, 0.0)
-    inverse = invert_unit_lower(lower)
-    added = contract("cgrqk,cgrkv->cgrqv", inverse, beta[..., None] * v)
-    taken = contract("cgrqk,cgrk,ckgd->cgrqd", inverse, beta * into, k)
-    scores = contract("cqgd,ckgd->cgqk", q, k)[:, :, None] * ratio
+    def prepare(
+        q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        log_decay, beta, v = by_head(g), by_head(beta), by_head(v)
+        between = segment_sums(log_decay)
+        into = jnp.exp(log_decay[..., :1] + between[..., :, 0])
+        to_end = jnp.exp(between[..., -1, :])
+        # Above the diagonal the sums are zero, not the decay.
+        ratio = jnp.where(causal[None, None, None], jnp.exp(between), 0.0)
+        keys = contract("bqgd,bkgd->bgqk", k, k)[:, :, None]
+        lower = beta[..., None] * ratio * keys
+        inverse = invert_unit_lower(jnp.where(strict[None, None, None], lower, 0.0))
+        added = contract("bgrqk,bgrkv->bgrqv", inverse, beta[..., None] * v)
+        taken = contract("bgrqk,bgrk,bkgd->bgrqd", inverse, beta * into, k)
+        scores = contract("bqgd,bkgd->bgqk", q, k)[:, :, None] * ratio
+        return q, k, added, taken, scores, into, to_end
 
     def step(
         state: jax.Array, chunk: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        q_, k_, added_, taken_, scores_, into_, to_end_ = chunk
-        u = added_ - contract("grqd,grdv->grqv", taken_, state)
-        y = contract("qgd,grdv->grqv", q_, state) * into_[..., None]
-        y = y + contract("grqk,grkv->grqv", scores_, u)
-        new = contract("qgd,grqv->grdv", k_, u * to_end_[..., None])
-        return into_[..., -1, None, None] * state + new, y
+        q, k, added, taken, scores, into, to_end = chunk
+        u = added - contract("grqd,grdv->grqv", taken, state)
+        y = contract("qgd,grdv->grqv", q, state) * into[..., None]
+        y = y + contract("grqk,grkv->grqv", scores, u)
+        new = contract("qgd,grqv->grdv", k, u * to_end[..., None])
+        state = into[..., -1, None, None] * state + new
+        return state, jnp.moveaxis(y, 2, 0)
 
-    grouped = initial.reshape(-1, *by_group, key_dim, value_dim)
-    states, y = scan_chunks(
-        table, grouped, step, (q, k, added, taken, scores, into, to_end)
+    y, states = scan_chunks(
+        table,
+        (q, k, v, g, beta),
+        initial.reshape(-1, *by_group, key_dim, value_dim),
+        (*by_group, value_dim),
+        prepare,
+        step,
     )
-    return (
-        jnp.moveaxis(y, 3, 1).reshape(num_chunks, size, num_heads, value_dim),
-        states.reshape(-1, num_heads, key_dim, value_dim),
-    )
+    return y.reshape(v.shape), states.reshape(-1, num_heads, key_dim, value_dim)
 
 
 def gated_delta_token(
@@ -131,22 +138,29 @@ def gated_delta_token(
 def invert_unit_lower(lower: jax.Array) -> jax.Array:
     """Inverts `I + lower` for strictly lower triangular `lower`.
 
-    Joins inverted diagonal blocks of size 1, 2, 4, ...: with blocks A and B on the
-    diagonal and C below, the inverse has `-B^-1 C A^-1` below. Only products, so that
-    it runs on matrix units and is split over a mesh, which a triangular solve is not.
+    Joins inverted blocks of the diagonal, of size 1, 2, 4, ...: with blocks A and B on
+    the diagonal and C below A, the inverse has `-B^-1 C A^-1` below. Only products, so
+    that it runs on matrix units and is split over a mesh, which a triangular solve is
+    not.
 
     Args:
         lower: `f32[..., Q, Q]`, Q a power of two, zeros on and above the diagonal.
     """
-    size = lower.shape[-1]
-    index = jnp.arange(size)
-    inverse = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
+    *batch, size, _ = lower.shape
+    inverse = jnp.ones((*batch, size, 1, 1), lower.dtype)
     block = 1
     while block < size:
-        row, column = index[:, None] // block, index[None, :] // block
-        joins = (row % 2 == 1) & (column == row - 1)
-        below = jnp.where(joins[(None,) * (lower.ndim - 2)], lower, 0.0)
-        correction = contract("...ij,...jk->...ik", below, inverse)
-        inverse = inverse - contract("...ij,...jk->...ik", inverse, correction)
+        pairs = lower.reshape(*batch, -1, 2 * block, size // (2 * block), 2 * block)
+        joined = jnp.moveaxis(jnp.diagonal(pairs, axis1=-4, axis2=-2), -1, -3)
+        below = joined[..., block:, :block]
+        top, bottom = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = contract("...ij,...jk,...kl->...il", bottom, -below, top)
+        inverse = jnp.concatenate(
+            [
+                jnp.concatenate([top, jnp.zeros_like(top)], axis=-1),
+                jnp.concatenate([corner, bottom], axis=-1),
+            ],
+            axis=-2,
+        )
         block *= 2
-    return inverse
+    return inverse.reshape(lower.shape)

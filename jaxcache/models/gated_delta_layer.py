@@ -11,9 +11,8 @@ from flax import nnx
 from jaxcache import pools
 from jaxcache.layouts.roles import CONV_K, CONV_Q, CONV_V, SSM
 from jaxcache.models.checkpoint import Weights
-from jaxcache.models.chunks import chunk_tokens, unchunk_tokens
 from jaxcache.models.contractions import contract, expand_units, fold_units
-from jaxcache.models.gated_delta import gated_delta_chunks, gated_delta_token
+from jaxcache.models.gated_delta import gated_delta_token, gated_delta_tokens
 from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.parameters import parameter
 from jaxcache.models.projection import ConvolvedProjection
@@ -123,29 +122,28 @@ class GatedDelta(nnx.Module):
         initial = rows[SSM].astype(jnp.float32)
 
         num_decode, table = step.num_decode, step.chunks
+        q, k, v = _unit(query.tokens), _unit(key.tokens), value.tokens
+        q = q * self.shape.key_dim**-0.5
         y, states = gated_delta_token(
-            _scaled(query.decode),
-            _unit(key.decode),
-            value.decode,
+            q[:num_decode],
+            k[:num_decode],
+            v[:num_decode],
             log_decay[:num_decode],
             beta[:num_decode],
             initial[:num_decode],
         )
         if table is not None:
-            assert query.chunks is not None
-            assert key.chunks is not None
-            assert value.chunks is not None
-            y_chunks, emitted = gated_delta_chunks(
-                _scaled(query.chunks),
-                _unit(key.chunks),
-                value.chunks,
-                chunk_tokens(table, log_decay[num_decode:]),
-                chunk_tokens(table, beta[num_decode:]),
+            y_prefill, kept = gated_delta_tokens(
+                q[num_decode:],
+                k[num_decode:],
+                v[num_decode:],
+                log_decay[num_decode:],
+                beta[num_decode:],
                 initial[num_decode:],
                 table,
             )
-            y = jnp.concatenate([y, unchunk_tokens(table, y_chunks)])
-            states = jnp.concatenate([states, emitted])
+            y = jnp.concatenate([y, y_prefill])
+            states = jnp.concatenate([states, kept])
         values = {
             CONV_Q: query.windows,
             CONV_K: key.windows,
@@ -164,8 +162,3 @@ def _unit(values: jax.Array) -> jax.Array:
     """Scales each head to unit length; zeros stay zeros."""
     square = jnp.sum(values * values, axis=-1, keepdims=True)
     return values * jax.lax.rsqrt(square + _UNIT_EPS)
-
-
-def _scaled(queries: jax.Array) -> jax.Array:
-    scale: float = queries.shape[-1] ** -0.5
-    return _unit(queries) * scale

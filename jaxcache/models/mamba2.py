@@ -15,12 +15,13 @@ Source: Dao and Gu, "Transformers are SSMs" (2024), the state space dual form.
 import jax
 import jax.numpy as jnp
 
-from jaxcache.models.chunks import ChunkTable, scan_chunks
+from jaxcache.models.chunk_scan import scan_chunks
+from jaxcache.models.chunks import ChunkTable
 from jaxcache.models.contractions import contract
 from jaxcache.models.decay import segment_sums
 
 
-def mamba2_chunks(
+def mamba2_tokens(
     x: jax.Array,
     dt: jax.Array,
     a: jax.Array,
@@ -29,57 +30,63 @@ def mamba2_chunks(
     initial: jax.Array,
     table: ChunkTable,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the recurrence over the chunks of the prefill section.
+    """Runs the recurrence over the prefill tokens, chunk by chunk.
 
     Args:
-        x: `f32[C, Q, heads, head_dim]`, zeros where padded.
-        dt: `f32[C, Q, heads]`, step sizes, zeros where padded.
+        x: `f32[N, heads, head_dim]`.
+        dt: `f32[N, heads]`, step sizes.
         a: `f32[heads]`, negative.
-        b: `f32[C, Q, groups, state_dim]`, zeros where padded.
+        b: `f32[N, groups, state_dim]`.
         c: Like `b`.
         initial: `f32[P, heads, head_dim, state_dim]`.
         table: The chunk table.
 
     Returns:
-        `f32[C, Q, heads, head_dim]`, and `f32[P + M, heads, head_dim, state_dim]`: the
+        `f32[N, heads, head_dim]`, and `f32[P + M, heads, head_dim, state_dim]`: the
         state at the end of each entry, then at each snapshot.
     """
-    num_chunks, size, num_heads, head_dim = x.shape
+    _, num_heads, head_dim = x.shape
     num_groups, state_dim = b.shape[-2:]
     by_group = (num_groups, num_heads // num_groups)
+    causal = jnp.tril(jnp.ones((table.chunk_size, table.chunk_size), bool))
 
     def by_head(values: jax.Array) -> jax.Array:
-        """`[C, Q, heads, ...]` to `[C, groups, heads of a group, Q, ...]`."""
-        split = values.reshape(num_chunks, size, *by_group, *values.shape[3:])
+        """`[B, Q, heads, ...]` to `[B, groups, heads of a group, Q, ...]`."""
+        split = values.reshape(*values.shape[:2], *by_group, *values.shape[3:])
         return jnp.moveaxis(split, 1, 3)
 
-    u = by_head(x * dt[..., None])
-    log_decay = by_head(dt * a[None, None])
-    between = segment_sums(log_decay)
-    into = jnp.exp(log_decay[..., :1] + between[..., :, 0])
-    to_end = jnp.exp(between[..., -1, :])
-    # Above the diagonal the sums are zero, not the decay.
-    causal = jnp.tril(jnp.ones((size, size), bool))[None, None, None]
-    weight = jnp.where(causal, jnp.exp(between), 0.0)
-    scores = contract("cqgs,ckgs->cgqk", c, b)[:, :, None] * weight
-    inside = contract("cgrqk,cgrkp->cgrqp", scores, u)
+    def prepare(
+        x: jax.Array, dt: jax.Array, b: jax.Array, c: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        u = by_head(x * dt[..., None])
+        log_decay = by_head(dt * a[None, None])
+        between = segment_sums(log_decay)
+        into = jnp.exp(log_decay[..., :1] + between[..., :, 0])
+        to_end = jnp.exp(between[..., -1, :])
+        # Above the diagonal the sums are zero, not the decay.
+        weight = jnp.where(causal[None, None, None], jnp.exp(between), 0.0)
+        scores = contract("bqgs,bkgs->bgqk", c, b)[:, :, None] * weight
+        inside = contract("bgrqk,bgrkp->bgrqp", scores, u)
+        return inside, into, u * to_end[..., None], b, c
 
     def step(
         state: jax.Array, chunk: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        c_, into_, u_, b_ = chunk
-        y = contract("qgs,grps->grqp", c_, state) * into_[..., None]
-        added = contract("grqp,qgs->grps", u_, b_)
-        return into_[..., -1, None, None] * state + added, y
+        inside, into, u, b, c = chunk
+        across = contract("qgs,grps->grqp", c, state) * into[..., None]
+        added = contract("grqp,qgs->grps", u, b)
+        state = into[..., -1, None, None] * state + added
+        return state, jnp.moveaxis(inside + across, 2, 0)
 
-    grouped = initial.reshape(-1, *by_group, head_dim, state_dim)
-    states, across = scan_chunks(
-        table, grouped, step, (c, into, u * to_end[..., None], b)
+    y, states = scan_chunks(
+        table,
+        (x, dt, b, c),
+        initial.reshape(-1, *by_group, head_dim, state_dim),
+        (*by_group, head_dim),
+        prepare,
+        step,
     )
-    return (
-        jnp.moveaxis(inside + across, 3, 1).reshape(x.shape),
-        states.reshape(-1, num_heads, head_dim, state_dim),
-    )
+    return y.reshape(x.shape), states.reshape(-1, num_heads, head_dim, state_dim)
 
 
 def mamba2_token(

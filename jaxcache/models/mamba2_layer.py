@@ -11,9 +11,8 @@ from flax import nnx
 from jaxcache import pools
 from jaxcache.layouts.roles import CONV_B, CONV_C, CONV_X, SSM
 from jaxcache.models.checkpoint import Weights
-from jaxcache.models.chunks import chunk_tokens, unchunk_tokens
 from jaxcache.models.contractions import contract, expand_units, fold_units
-from jaxcache.models.mamba2 import mamba2_chunks, mamba2_token
+from jaxcache.models.mamba2 import mamba2_token, mamba2_tokens
 from jaxcache.models.normalization import normalize
 from jaxcache.models.parameters import parameter
 from jaxcache.models.projection import ConvolvedProjection
@@ -118,38 +117,28 @@ class Mamba2(nnx.Module):
         c = self.c(step, hidden, rows[CONV_C])
         dt = contract("td,hd->th", hidden, self.dt[...]) + self.dt_bias[...][None]
         dt = jax.nn.softplus(dt)
-        decode_dt = jnp.clip(dt[: step.num_decode], *self.shape.dt_limit)
-        prefill_dt = jnp.clip(dt[step.num_decode :], *self.shape.prefill_dt_limit)
+        num_decode, table = step.num_decode, step.chunks
+        decode_dt = jnp.clip(dt[:num_decode], *self.shape.dt_limit)
+        prefill_dt = jnp.clip(dt[num_decode:], *self.shape.prefill_dt_limit)
 
         # The cache may hold more heads than the model, each then a copy.
         num_units = rows[SSM].shape[1]
         decode_dt = expand_units(decode_dt, num_units, axis=1)
         prefill_dt = expand_units(prefill_dt, num_units, axis=1)
         a = expand_units(-jnp.exp(self.a_log[...]), num_units, axis=0)
-        skip = expand_units(self.skip[...], num_units, axis=0)[:, None]
+        skip = expand_units(self.skip[...], num_units, axis=0)[None, :, None]
         initial = rows[SSM].astype(jnp.float32)
 
-        num_decode, table = step.num_decode, step.chunks
-        y, states = mamba2_token(
-            x.decode, decode_dt, a, b.decode, c.decode, initial[:num_decode]
-        )
-        y = y + skip[None] * x.decode
+        x_, b_, c_ = (part.tokens[:num_decode] for part in (x, b, c))
+        y, states = mamba2_token(x_, decode_dt, a, b_, c_, initial[:num_decode])
         if table is not None:
-            assert x.chunks is not None
-            assert b.chunks is not None
-            assert c.chunks is not None
-            y_chunks, emitted = mamba2_chunks(
-                x.chunks,
-                chunk_tokens(table, prefill_dt),
-                a,
-                b.chunks,
-                c.chunks,
-                initial[num_decode:],
-                table,
+            x_, b_, c_ = (part.tokens[num_decode:] for part in (x, b, c))
+            y_prefill, kept = mamba2_tokens(
+                x_, prefill_dt, a, b_, c_, initial[num_decode:], table
             )
-            y_chunks = y_chunks + skip[None, None] * x.chunks
-            y = jnp.concatenate([y, unchunk_tokens(table, y_chunks)])
-            states = jnp.concatenate([states, emitted])
+            y = jnp.concatenate([y, y_prefill])
+            states = jnp.concatenate([states, kept])
+        y = y + skip * x.tokens
         values = {CONV_X: x.windows, CONV_B: b.windows, CONV_C: c.windows, SSM: states}
         state = pools.write_rows(state, self.layer_id, step.rows_written, values)
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jaxcache.models.contractions import contract, expand_units
-from jaxcache.models.convolution import convolve_chunks, convolve_token
+from jaxcache.models.convolution import convolve_token, convolve_tokens
 from jaxcache.models.parameters import parameter
 from jaxcache.models.step_context import StepContext
 
@@ -19,13 +19,11 @@ class Section:
     """What one section of a recurrent layer's inputs became.
 
     Attributes:
-        decode: `f32[D, units, dim]`.
-        chunks: `f32[C, Q, units, dim]`, zeros where padded; None without prefill.
+        tokens: `f32[T, units, dim]`.
         windows: `f32[D + P + M, units, dim, K - 1]`, in the order of `rows_written`.
     """
 
-    decode: jax.Array
-    chunks: jax.Array | None
+    tokens: jax.Array
     windows: jax.Array
 
 
@@ -71,15 +69,13 @@ class ConvolvedProjection(nnx.Module):
         if self.bias is not None:
             bias = expand_units(self.bias[...], num_units, axis=0)
 
-        decode, written = convolve_token(
+        outputs, written = convolve_token(
             inputs[:num_decode], windows[:num_decode], conv, bias
         )
-        chunks = None
         if step.chunks is not None:
-            outputs, emitted = convolve_chunks(
+            prefilled, kept = convolve_tokens(
                 inputs[num_decode:], windows[num_decode:], conv, bias, step.chunks
             )
-            valid = step.chunks.valid[:, :, None, None]
-            chunks = jnp.where(valid, jax.nn.silu(outputs), 0.0)
-            written = jnp.concatenate([written, emitted])
-        return Section(jax.nn.silu(decode), chunks, written)
+            outputs = jnp.concatenate([outputs, prefilled])
+            written = jnp.concatenate([written, kept])
+        return Section(jax.nn.silu(outputs), written)

@@ -30,8 +30,8 @@ FOLDER = pathlib.Path(__file__).parents[1] / "data" / "hf_golden"
 NAMES = ("bamba", "nemotron_h", "qwen3_next")
 TOLERANCE = 2e-4
 
-# The golden logits of qwen3_next are themselves up to 2.36e-4 from the exact ones
-# (test_float64.py): transformers subtracts running sums of decays that reach a thousand.
+# The golden logits of qwen3_next are up to 2.36e-4 from the exact ones themselves, see
+# test_float64.py: transformers subtracts running sums of decays that reach a thousand.
 LOGITS_TOLERANCE = {"bamba": 2e-4, "nemotron_h": 2e-4, "qwen3_next": 2.5e-4}
 
 

@@ -1,4 +1,4 @@
-"""The recurrences token by token in float64, as slow and as plain as they are defined."""
+"""The recurrences token by token in float64, as plain as they are defined."""
 
 from typing import Any
 

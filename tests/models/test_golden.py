@@ -16,7 +16,7 @@ from tests.models.golden import (
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 
-def check_logits(name: str, golden: Golden, logits: np.ndarray, start: int) -> None:  # type: ignore[type-arg]
+def check_logits(name: str, golden: Golden, logits: np.ndarray, start: int) -> None:
     np.testing.assert_allclose(
         logits,
         golden.logits[start : start + len(logits)],
@@ -108,7 +108,7 @@ def test_a_request_among_others_is_golden(name: str) -> None:
 
 @pytest.mark.parametrize("num_shards", [2, 4])
 def test_a_request_on_a_mesh_is_golden(name: str, num_shards: int) -> None:
-    # Two KV heads, two B/C groups and two key heads: on four devices each is held twice.
+    # Two KV heads, B/C groups and key heads: four devices hold each of them twice.
     golden, driver = load_golden(name), Driver(compiled(name, num_shards))
     for seat in range(3):
         driver.start(seat)

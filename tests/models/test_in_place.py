@@ -1,0 +1,32 @@
+"""Each model's whole step works in place, for a CPU and for an H200."""
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxcache.layouts import CacheLayout
+from jaxcache.models import load_model
+from jaxcache.packing import Bucket
+from tests.device.proofs import TARGETS, large_cache, prove
+from tests.models.driver import BUCKETS, step_function
+from tests.models.golden import FOLDER, NAMES
+
+MIXED = BUCKETS.select(1, 1, 1)
+DECODE = BUCKETS.select(1, 0, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bucket", [MIXED, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_step_of_the_model_copies_no_pool(
+    name: str, bucket: Bucket, target: str
+) -> None:
+    model = load_model(FOLDER / name)
+    state = large_cache(CacheLayout(model.layout), max_seqs=4, max_tokens=4096)
+    params, step = step_function(model)
+    prove(step, abstract(params), state, bucket, target=target)
+
+
+def abstract(params: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
