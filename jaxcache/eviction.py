@@ -38,6 +38,8 @@ class EvictionQueue[T](Protocol):
 
     def __len__(self) -> int: ...
 
+    def __iter__(self) -> Iterator[T]: ...
+
 
 class Eviction(Protocol):
     """What goes first, among snapshots and among leaves.

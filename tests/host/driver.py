@@ -32,7 +32,7 @@ class Driver:
     def add(
         self,
         request_id: Hashable,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Int32s,
         *,
         scope: Hashable = None,
         **options: Any,
@@ -40,7 +40,7 @@ class Driver:
         lookup = self.manager.add(
             request_id, np.array(prompt, np.int32), scope=scope, **options
         )
-        self.truths[request_id] = Truth(list(prompt), scope)
+        self.truths[request_id] = Truth([int(token) for token in prompt], scope)
         return lookup
 
     def plan(

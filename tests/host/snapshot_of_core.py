@@ -3,7 +3,6 @@
 from typing import Any
 
 from jaxcache.core import Core
-from jaxcache.eviction import LruQueue
 from jaxcache.nodes import Node, Snapshot
 
 
@@ -21,10 +20,9 @@ def describe(core: Core) -> dict[str, Any]:
         "tree": {
             scope: _describe_node(root) for scope, root in residency.roots.items()
         },
-        "leaves": [_name(leaf) for leaf in _items(residency.eviction.leaves)],
+        "leaves": [_name(leaf) for leaf in residency.eviction.leaves],
         "snapshots": [
-            _name_snapshot(snapshot)
-            for snapshot in _items(residency.eviction.snapshots)
+            _name_snapshot(snapshot) for snapshot in residency.eviction.snapshots
         ],
         "requests": {
             request.id: (
@@ -53,11 +51,6 @@ def describe(core: Core) -> dict[str, Any]:
         ),
         "plans": [plan.number for plan in core.in_flight],
     }
-
-
-def _items(queue: object) -> list[Any]:
-    assert isinstance(queue, LruQueue)
-    return list(queue)
 
 
 def _name(node: Node) -> tuple[object, bytes]:

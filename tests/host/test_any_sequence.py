@@ -16,8 +16,8 @@ from hypothesis.stateful import (
 from tests.host.caches import KINDS
 from tests.host.events import Events
 
-EXAMPLES = int(os.environ.get("JAXCACHE_EXAMPLES", "12"))
-SOAK_STEPS = int(os.environ.get("JAXCACHE_SOAK_STEPS", "1500"))
+EXAMPLES = int(os.environ.get("JAXCACHE_EXAMPLES", "20"))
+SOAK_RUNS = int(os.environ.get("JAXCACHE_SOAK_RUNS", "12"))
 
 seeds = st.integers(0, 2**32).map(random.Random)
 
@@ -111,16 +111,15 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_run_under_pressure_stays_right(kind: str, seed: int) -> None:
-    rng = random.Random(f"{kind} {seed}")
-    events = Events(kind, rng)
-    names = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=SOAK_STEPS // 3)
-    for name in names:
-        getattr(events, name)(rng)
-        events.check()
-    stats = events.manager.stats
-    assert stats.hits
-    assert stats.computed_tokens
-    events.end()
+def test_long_runs_under_pressure_stay_right(kind: str) -> None:
+    hits = 0
+    for seed in range(SOAK_RUNS):
+        rng = random.Random(f"{kind} {seed}")
+        events = Events(kind, rng)
+        for name in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=300):
+            getattr(events, name)(rng)
+            events.check()
+        hits += events.manager.stats.hits
+        events.end()
+    assert hits

@@ -1,0 +1,308 @@
+"""Bad input: each refusal names the argument, what was needed and what came."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxcache.errors import StalePlan, UnknownRequest
+from jaxcache.layouts import CacheSize
+from jaxcache.manager import CacheManager
+from jaxcache.snapshots import Emission
+from tests.host.caches import make_buckets, make_layout, make_manager
+from tests.host.driver import Driver
+from tests.host.snapshot_of_core import describe
+from tests.host.test_must_hit import random_tokens
+
+PROMPT = np.array(random_tokens("prompt", 50), np.int32)
+
+
+# -- making a manager ------------------------------------------------------------------
+
+
+def make_size(**changes: Any) -> CacheSize:
+    fields = {
+        "num_pages": (100,),
+        "num_rows": 8,
+        "max_seqs": 4,
+        "max_tokens": 256,
+        "tokens_per_page": 16,
+    }
+    return CacheSize(**{**fields, **changes})
+
+
+def make(
+    layout: Any = None, size: Any = None, buckets: Any = None, **options: Any
+) -> None:
+    CacheManager(
+        layout or make_layout(),
+        size or make_size(),
+        buckets or make_buckets(),
+        **options,
+    )
+
+
+def test_a_layout_and_a_size_are_needed() -> None:
+    with pytest.raises(ValueError, match="must be a CacheLayout and a CacheSize, got"):
+        make(layout="qwen")
+
+
+def test_a_size_of_other_pages_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tokens_per_page must be 16, .*got 32"):
+        make(size=make_size(tokens_per_page=32))
+
+
+def test_a_size_of_other_groups_is_refused() -> None:
+    with pytest.raises(ValueError, match="each of the 1 attention groups, got 2"):
+        make(size=make_size(num_pages=(100, 100)))
+
+
+def test_too_few_rows_are_refused_with_the_smallest_number_that_works() -> None:
+    with pytest.raises(ValueError, match="num_rows must be at least max_seqs = 4"):
+        make(size=make_size(num_rows=3))
+
+
+def test_too_few_pages_are_refused_with_the_smallest_number_that_works() -> None:
+    with pytest.raises(ValueError, match="num_pages of group 0 must be at least 16"):
+        make(size=make_size(num_pages=(15,)))
+
+
+def test_too_few_pages_of_a_window_group_are_refused() -> None:
+    layout = make_layout("two groups")
+    with pytest.raises(ValueError, match="num_pages of group 1 must be at least 16"):
+        make(layout, make_size(num_pages=(16, 15)))
+
+
+def test_buckets_are_needed() -> None:
+    with pytest.raises(ValueError, match="buckets must be a Buckets, got 64"):
+        make(buckets=64)
+
+
+def test_a_policy_needs_points() -> None:
+    with pytest.raises(
+        ValueError, match="policy must have a method points, got 'auto'"
+    ):
+        make(policy="auto")
+
+
+def test_an_emission_is_needed() -> None:
+    with pytest.raises(ValueError, match="emission must be an Emission, got 64"):
+        make(emission=64)
+
+
+def test_emitting_into_no_slots_is_refused_and_ending_chunks_is_not() -> None:
+    buckets = make_buckets(max_snapshots=0)
+    with pytest.raises(ValueError, match="max_snapshots must be at least 2 where"):
+        make(buckets=buckets)
+    make(buckets=buckets, emission=Emission.chunk_end())
+    make(make_layout("attention"), make_size(num_rows=0), buckets)
+
+
+# -- adding ----------------------------------------------------------------------------
+
+
+def refuse_add(match: str, prompt: Any = PROMPT, **options: Any) -> None:
+    manager = make_manager(max_tokens=64)
+    before = describe(manager._core)
+    with pytest.raises(ValueError, match=match):
+        manager.add("a", prompt, **options)
+    assert describe(manager._core) == before
+    assert len(manager) == 0
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    refuse_add(r"prompt of request 'a' must have shape \(n,\), .*got \(0,\)", [])
+
+
+def test_a_prompt_of_two_dimensions_is_refused() -> None:
+    refuse_add(r"must have shape \(n,\), n at least 1, got \(1, 2\)", [[1, 2]])
+
+
+def test_a_prompt_of_no_integers_is_refused() -> None:
+    refuse_add("prompt of request 'a' must hold integers, got float64", [1.0])
+    refuse_add("must hold integers, got bool", [True])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8])
+def test_negative_token_ids_are_refused(dtype: type) -> None:
+    refuse_add("must hold token ids >= 0, got -3", np.array([1, -3, 2], dtype))
+
+
+def test_token_ids_past_int32_are_refused() -> None:
+    refuse_add("must hold int32 token ids, got 2147483648", [1, 1 << 31])
+    refuse_add("must hold int32 token ids, got", np.array([1 << 63], np.uint64))
+
+
+def test_a_prompt_that_can_never_fit_is_refused_at_once() -> None:
+    refuse_add("at most max_tokens = 64 tokens, got 65: it can never fit", [1] * 65)
+
+
+@pytest.mark.parametrize(
+    "points", [[0], [51], [20, 10], [10, 10], [-1, 5], np.array([60])]
+)
+def test_points_outside_the_prompt_or_out_of_order_are_refused(points: Any) -> None:
+    match = "points of request 'a' must be ascending positions from 1 to the 50"
+    refuse_add(match, points=points)
+
+
+def test_points_that_are_no_integers_are_refused() -> None:
+    refuse_add("points of request 'a' must be integers", points=[1.5])
+
+
+def test_points_without_reuse_are_refused() -> None:
+    refuse_add("points of request 'a' must be empty without", points=[5], reuse=False)
+
+
+def test_an_id_under_way_is_refused() -> None:
+    manager = make_manager()
+    manager.add("a", PROMPT)
+    with pytest.raises(ValueError, match="request_id 'a' is under way already"):
+        manager.add("a", PROMPT)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16, None])
+def test_prompts_of_any_integers_are_taken(dtype: type | None) -> None:
+    manager = make_manager()
+    manager.add("a", PROMPT.tolist() if dtype is None else PROMPT.astype(dtype))
+    assert manager.tokens("a").tolist() == PROMPT.tolist()
+
+
+def test_a_prompt_is_copied() -> None:
+    manager = make_manager()
+    prompt = PROMPT.copy()
+    manager.add("a", prompt[::2])
+    prompt[:] = 0
+    assert manager.tokens("a").tolist() == PROMPT[::2].tolist()
+
+
+# -- planning --------------------------------------------------------------------------
+
+
+def refuse_plan(match: str, work: Any, **options: Any) -> None:
+    driver = Driver(make_manager(**options))
+    driver.add("a", PROMPT)
+    driver.add("b", PROMPT)
+    driver.prefill("b")
+    before = describe(driver.manager._core)
+    with pytest.raises(ValueError, match=match):
+        driver.manager.plan(work)
+    assert describe(driver.manager._core) == before
+
+
+def test_a_plan_of_nothing_is_refused() -> None:
+    refuse_plan("work must name at least one request, got none", [])
+
+
+def test_a_plan_of_an_unknown_request_is_refused() -> None:
+    refuse_plan("request_id 'c' was never added", [("a", 1), ("c", 1)])
+
+
+def test_a_plan_that_names_a_request_twice_is_refused() -> None:
+    refuse_plan("work must name each request once, got 'a' twice", [("a", 1)] * 2)
+    refuse_plan("each request once, got 'b' twice", [("b", 1), ("a", 1), ("b", 1)])
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, None, True])
+def test_a_plan_of_no_number_of_tokens_is_refused(count: Any) -> None:
+    refuse_plan("work must give request 'a' at least 1 token, got", [("a", count)])
+
+
+def test_a_plan_past_the_largest_bucket_is_refused() -> None:
+    buckets = make_buckets(max_prefill_seqs=1)
+    manager = make_manager(buckets=buckets)
+    manager.add("a", PROMPT)
+    manager.add("b", PROMPT)
+    before = describe(manager._core)
+    with pytest.raises(ValueError, match="at most max_prefill_seqs = 1, got 2"):
+        manager.plan([("a", 5), ("b", 5)])
+    assert describe(manager._core) == before
+
+
+def test_a_request_of_max_tokens_cannot_go_on() -> None:
+    driver = Driver(make_manager(max_tokens=50))
+    driver.add("a", PROMPT)
+    driver.prefill("a")
+    with pytest.raises(ValueError, match="'a' has max_tokens = 50 tokens; finish it"):
+        driver.plan([("a", 1)])
+    driver.finish("a")
+
+
+# -- completing ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "match"),
+    [
+        ([1], r"must be integers of shape \(2,\), one for each entry, got int64"),
+        ([1.0, 2.0], r"must be integers of shape \(2,\), .*got float64"),
+        ([[1, 2]], r"of shape \(1, 2\)"),
+        ([-1, 5], "token ids >= 0 where an entry samples, got -1 to -1"),
+        ([1 << 31, 5], "must be int32 token ids"),
+    ],
+)
+def test_tokens_that_cannot_be_are_refused(tokens: Any, match: str) -> None:
+    driver = Driver(make_manager())
+    driver.add("a", PROMPT)
+    driver.add("b", PROMPT)
+    plan = driver.plan([("a", 50), ("b", 20)])
+    before = describe(driver.manager._core)
+    with pytest.raises(ValueError, match=match):
+        driver.manager.complete(plan, tokens)
+    assert describe(driver.manager._core) == before
+    driver.complete(plan)
+
+
+def test_what_an_entry_without_a_sample_brings_is_ignored() -> None:
+    manager = make_manager()
+    manager.add("a", PROMPT)
+    plan = manager.plan([("a", 20)])
+    manager.complete(plan, [-7])
+    assert manager.tokens("a").tolist() == PROMPT.tolist()
+
+
+def test_only_plans_can_be_completed() -> None:
+    manager = make_manager()
+    with pytest.raises(ValueError, match="plan must be a StepPlan, got 3"):
+        manager.complete(3, [])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="plan must be a StepPlan, got 3"):
+        manager.abandon(3)  # type: ignore[arg-type]
+
+
+def test_a_stale_plan_is_refused_with_what_became_of_it() -> None:
+    manager = make_manager()
+    manager.add("a", PROMPT)
+    plan = manager.plan([("a", 20)])
+    manager.abandon(plan)
+    with pytest.raises(StalePlan, match=r"StepPlan\(1, abandoned: .* was abandoned"):
+        manager.complete(plan, [0])
+
+
+# -- asking ----------------------------------------------------------------------------
+
+
+def test_questions_about_ended_requests_say_how_they_ended() -> None:
+    manager = make_manager()
+    manager.add("a", PROMPT)
+    manager.cancel("a")
+    for ask in (manager.explain, manager.history, manager.remaining, manager.tokens):
+        with pytest.raises(UnknownRequest, match="maps to nothing: it was cancelled"):
+            ask("a")
+    with pytest.raises(UnknownRequest, match="'b' was never added"):
+        manager.finish("b")
+
+
+def test_a_waiting_request_has_no_seat_and_no_row() -> None:
+    manager = make_manager()
+    manager.add("a", PROMPT)
+    with pytest.raises(ValueError, match="'a' waits: it has no seat yet"):
+        manager.seats_of(["a"])
+    with pytest.raises(ValueError, match="'a' waits: it has no seat yet"):
+        manager.rows_of(["a"])
+
+
+def test_the_worst_case_is_only_known_for_lengths_that_can_be() -> None:
+    manager = make_manager(max_tokens=64)
+    assert manager.worst_case_pages(33) == (3,)
+    for length in (0, 65):
+        with pytest.raises(ValueError, match="from 1 to max_tokens = 64, got"):
+            manager.worst_case_pages(length)
