@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from jaxcache.layouts import CacheLayout
-from jaxcache.models import load_model
+from jaxcache.models import load_model, parameter_shardings
 from jaxcache.packing import Bucket
-from tests.device.proofs import TARGETS, large_cache, prove
+from tests.device.proofs import TARGETS, large_cache, mesh, prove
 from tests.models.driver import BUCKETS, step_function
 from tests.models.golden import FOLDER, NAMES
 
@@ -26,6 +26,22 @@ def test_a_step_of_the_model_copies_no_pool(
     state = large_cache(CacheLayout(model.layout), max_seqs=4, max_tokens=4096)
     params, step = step_function(model)
     prove(step, abstract(params), state, bucket, target=target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_step_split_over_four_devices_copies_no_pool(target: str) -> None:
+    devices = mesh(target, 4)
+    model = load_model(FOLDER / "bamba")
+    layout = CacheLayout(model.layout, num_shards=4)
+    state = large_cache(layout, devices, max_seqs=4)
+    params, step = step_function(model)
+    shardings = parameter_shardings(model, devices)
+    split = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        params,
+        shardings,
+    )
+    prove(step, split, state, MIXED, target=target)
 
 
 def abstract(params: Any) -> Any:
