@@ -53,7 +53,7 @@ class Donating:
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self._fn = _keeping(fn, name)
-        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._programs: dict[Hashable, tuple[jax.stages.Compiled, StepReport]] = {}
         self.name = name
         self.reports: list[StepReport] = []
 
@@ -67,21 +67,22 @@ class Donating:
         """Seconds spent on tracing, lowering and compiling, proofs included."""
         return sum(report.compile_seconds for report in self.reports)
 
-    def prepare(self, *args: Any) -> jax.stages.Compiled:
-        """Returns the program for these arguments, concrete or abstract.
+    def prepare(self, *args: Any) -> tuple[jax.stages.Compiled, StepReport]:
+        """Returns the program for these arguments, maybe abstract, and its report.
 
         Raises:
             PoolCopied: if it would not work in place. Nothing was donated.
         """
         key = _signature(args)
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            compiled, report = self.build(*args)
+        program = self._programs.get(key)
+        if program is None:
+            program = self.build(*args)
+            report = program[1]
             self.reports.append(report)
             if not report.in_place:
                 raise PoolCopied(report)
-            self._compiled[key] = compiled
-        return compiled
+            self._programs[key] = program
+        return program
 
     def build(self, *args: Any) -> tuple[jax.stages.Compiled, StepReport]:
         """Returns a new program for these arguments and what it does."""

@@ -7,6 +7,7 @@ has put an explicit `copy` in front of every one that could not.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_PARENTHESIS = re.compile(r"[()]")
 _OPCODE = re.compile(r"^\s*([\w\-]+)\(")
 _NAME = re.compile(r"%([\w.\-]+)")
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
@@ -97,10 +99,10 @@ def _arrays(text: str) -> tuple[HloArray, ...]:
 def _closing(text: str, start: int) -> int:
     """Returns the index of the parenthesis that closes the one at `start`."""
     depth = 0
-    for index in range(start, len(text)):
-        depth += (text[index] == "(") - (text[index] == ")")
+    for match in _PARENTHESIS.finditer(text, start):
+        depth += 1 if match[0] == "(" else -1
         if not depth:
-            return index
+            return match.start()
     return len(text)
 
 
@@ -131,14 +133,19 @@ class Program:
     """
 
     def __init__(self, text: str) -> None:
-        self._header = text.partition("\n")[0]
-        self._computations: dict[str, _Computation] = {}
+        self._header, _, self._body = text.partition("\n")
+
+    @functools.cached_property
+    def _computations(self) -> dict[str, _Computation]:
+        """The computations, parsed when first asked for: a large model prints much."""
+        computations: dict[str, _Computation] = {}
         current: _Computation = {}
-        for line in text.splitlines():
+        for line in self._body.splitlines():
             if opened := _COMPUTATION.match(line):
-                current = self._computations.setdefault(opened[1], {})
+                current = computations.setdefault(opened[1], {})
             elif instruction := _parse(line):
                 current[instruction.name] = instruction
+        return computations
 
     def aliased(self) -> list[HloArray]:
         """Returns the parameters whose memory an output takes over."""

@@ -47,7 +47,8 @@ class Mover:
             The updated state, in the memory of the one passed.
         """
         self._donating.refuse_dead(state)
-        result: CacheState = self._donating.prepare(state, *args)(state, *args)
+        compiled, _ = self._donating.prepare(state, *args)
+        result: CacheState = compiled(state, *args)
         return result
 
 

@@ -88,7 +88,7 @@ class Step:
             except (TypeError, ValueError, RuntimeError):
                 # Refused before anything ran: a dead state, or another signature.
                 self._donating.refuse_dead(state)
-                if self._prepare(args) is compiled:
+                if self._prepare(args)[0] is compiled:
                     raise
         return self._run_prepared(args)
 
@@ -102,10 +102,9 @@ class Step:
         Returns:
             The report on the program.
         """
-        self._prepare(_with_packed(args, self._at, self.name))
-        return self._donating.reports[-1]
+        return self._prepare(_with_packed(args, self._at, self.name))[1]
 
-    def _prepare(self, args: tuple[Any, ...]) -> jax.stages.Compiled:
+    def _prepare(self, args: tuple[Any, ...]) -> tuple[jax.stages.Compiled, StepReport]:
         _check_arguments(args, self._at, self.name)
         return self._donating.prepare(*_ordered(args, self._at))
 
@@ -121,7 +120,7 @@ class Step:
             bucket=packed.bucket,
             size=packed.size,
         )
-        compiled = self._donating.prepare(state, plain, *others)
+        compiled, _ = self._donating.prepare(state, plain, *others)
         if packed.extra_updates is not None:
             state = self._update(state, packed.extra_updates)
         self._latest[packed.bucket] = compiled

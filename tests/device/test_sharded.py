@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxcache.donation import Donating
+from jaxcache.inputs import begin_step
 from jaxcache.layouts import CacheLayout, Order
-from jaxcache.packing import Packer
+from jaxcache.packing import PackedInputs, Packer
 from jaxcache.pools import clear_rows, copy_pages, copy_rows, update_tables
 from jaxcache.state import CacheState, init_cache
 from jaxcache.step import explain_step, jit_step
@@ -80,14 +81,16 @@ def test_collectives_carry_activations_only(target: str) -> None:
     """Tokens and states of a step may cross devices, a pool or a layer of it never."""
     layout = hybrid("units", 4)
     state = large_cache(layout, mesh(target, 4))
-    fn = unrolled(layout)
+    step = unrolled(layout)
 
-    def whole(state: CacheState, packed: Any) -> Any:
-        return fn(jnp.asarray(PARAMS), state, packed)
+    def whole(state: CacheState, packed: PackedInputs) -> Any:
+        state, inputs = begin_step(state, packed)
+        return step(jnp.asarray(PARAMS), state, inputs)
 
-    step = jit_step(whole, state_argnum=0)
-    step.compile(state, MIXED)
-    (compiled,) = step._donating._compiled.values()
+    packed = PackedInputs(
+        packed=i32(MIXED.num_packed), extra_updates=None, bucket=MIXED, size=state.size
+    )
+    compiled, _ = Donating(whole, "whole").build(state, packed)
     moved = collective_elements(compiled.as_text() or "")
     assert max(moved, default=0) <= 4096
     # The same count on a step that does gather a pool, so that the test can fail.
