@@ -15,6 +15,7 @@ from jaxcache.models.chunks import (
     max_chunks,
     unchunk_tokens,
 )
+from jaxcache.models.step_context import last_tokens
 from tests.models.segments import (
     CHUNK_SIZE,
     MAX_ENTRIES,
@@ -71,6 +72,15 @@ def test_chunks_start_at_entries_grid_and_emissions_only(drawn: Segments) -> Non
     assert table.positions[:count].reshape(-1).tolist() == places
     tokens = table.tokens[table.valid].tolist()
     assert tokens == list(range(sum(drawn.lengths)))
+
+
+@hypothesis.given(segments())
+def test_the_last_token_of_each_entry_is_found(drawn: Segments) -> None:
+    inputs = drawn.inputs()
+    last = np.asarray(last_tokens(inputs))
+    ends = [part.stop - 1 for part in drawn.slices]
+    assert last[: len(ends)].tolist() == ends
+    assert ((last >= 0) & (last < NUM_TOKENS)).all()
 
 
 @hypothesis.given(segments())
