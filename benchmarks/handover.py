@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcache.buckets import Buckets
-from jaxcache.inputs import StepInputs
+from jaxcache.device.movers import jit_mover
+from jaxcache.device.pools import copy_rows, read_rows, write_rows
+from jaxcache.device.state import READ, WRITE, CacheState, init_cache
+from jaxcache.device.step import jit_step
+from jaxcache.device.step_inputs import StepInputs
+from jaxcache.inputs.buckets import Buckets
+from jaxcache.inputs.packing import PackedInputs, Packer, StepWork
 from jaxcache.layouts import CacheLayout, Layer, Mamba2, ModelLayout
-from jaxcache.movers import jit_mover
-from jaxcache.packing import PackedInputs, Packer, StepWork
-from jaxcache.pools import copy_rows, read_rows, write_rows
-from jaxcache.state import READ, WRITE, CacheState, init_cache
-from jaxcache.step import jit_step
 
 CASES = ("in_place", "handover", "copies")
 

@@ -14,15 +14,19 @@ FOLDERS = {
     "layouts": "jaxcache.layouts",
     "transfer": "jaxcache.transfer",
 }
-# A package may import packages of its own rank or below.
+# A package may import itself and packages of lower rank; `jaxcache` itself is the
+# public list, which nothing inside imports.
 RANK = {
     "jaxcache.layouts": 0,
-    "jaxcache": 1,
-    "jaxcache.models": 2,
-    "jaxcache.engine": 3,
-    "jaxcache.demo": 4,
-    "jaxcache.cli": 4,
-    "jaxcache.transfer": 5,
+    "jaxcache.inputs": 1,
+    "jaxcache.device": 2,
+    "jaxcache.host": 2,
+    "jaxcache": 3,
+    "jaxcache.models": 4,
+    "jaxcache.engine": 5,
+    "jaxcache.demo": 6,
+    "jaxcache.cli": 7,
+    "jaxcache.transfer": 8,
 }
 
 
@@ -57,9 +61,7 @@ def imported_names(path: pathlib.Path) -> list[str]:
 
 def test_every_package_is_listed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = {
-        name for name, path in modules() if path.name == "__init__.py"
-    }
+    packages = {name for name, path in modules() if path.name == "__init__.py"}
     assert packages == set(project["tool"]["setuptools"]["packages"])
 
 
@@ -82,32 +84,15 @@ def test_imports_point_down(module: str, path: pathlib.Path) -> None:
     assert own is not None
     for name in imported_names(path):
         target = owner(name)
-        if target is None or (module == "jaxcache" and target == "jaxcache"):
-            continue
-        assert RANK[target] <= RANK[own], f"{path} imports {name}"
+        if target is not None and target != own:
+            assert RANK[target] < RANK[own], f"{path} imports {name}"
 
 
-HOST_SIDE = [
-    "eviction",
-    "manager",
-    "requests",
-    "slots",
-    "snapshots",
-    "stats",
-    "tree",
-]
-
-
-@pytest.mark.parametrize("name", HOST_SIDE)
-def test_the_host_side_imports_no_jax(name: str) -> None:
-    imported = imported_names(ROOT / "jaxcache" / f"{name}.py")
-    assert not [n for n in imported if n == "jax" or n.startswith("jax.")]
-
-
-def test_layouts_import_no_jax() -> None:
-    for path in (ROOT / "layouts").rglob("*.py"):
+@pytest.mark.parametrize("folder", ["layouts", "jaxcache/inputs", "jaxcache/host"])
+def test_the_host_side_imports_no_jax(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
         names = imported_names(path)
-        assert not [n for n in names if n == "jax" or n.startswith("jax.")], path
+        assert not [n for n in names if n.split(".")[0] in ("jax", "flax")], path
 
 
 @pytest.mark.parametrize("module", ["nixl", "zmq"])

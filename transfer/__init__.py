@@ -1,4 +1,4 @@
-"""What leaves XLA: moving a request from the machines that prefill to those that decode."""
+"""What leaves XLA: moving a request from prefill machines to decode machines."""
 
 if __name__ != "jaxcache.transfer":
     raise ImportError("import `jaxcache.transfer`; `transfer` is only a folder name")

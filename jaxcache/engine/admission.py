@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxcache.admission import read_points
 from jaxcache.engine.request import Request
 from jaxcache.engine.schedule import Need
+from jaxcache.host.admission import read_points
 from jaxcache.layouts import CacheLayout, CacheSize
 
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import jax
 
-from jaxcache.buckets import Buckets
 from jaxcache.engine.admission import Admission
 from jaxcache.engine.model_step import CachedModel, ModelStep
 from jaxcache.engine.pipeline import Pipeline
 from jaxcache.engine.request import Finish, Progress, Request, Result
 from jaxcache.engine.roster import Active, Roster
 from jaxcache.engine.schedule import Limits
-from jaxcache.errors import Refused
+from jaxcache.host.errors import Refused
+from jaxcache.host.manager import CacheManager
+from jaxcache.host.plans import StepPlan
+from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.manager import CacheManager
-from jaxcache.plans import StepPlan
 
 # One step runs while the next is planned and launched. More in flight would hide
 # nothing more and let a request that has ended compute further.

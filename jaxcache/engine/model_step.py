@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxcache.inputs import StepInputs, fill_next_tokens
+from jaxcache.device.state import CacheState
+from jaxcache.device.step import Step, jit_step
+from jaxcache.device.step_inputs import StepInputs, fill_next_tokens
+from jaxcache.inputs.packing import PackedInputs
 from jaxcache.layouts import ModelLayout
 from jaxcache.models.parameters import parameter_shardings
 from jaxcache.models.step_context import last_tokens as last_token_indices
-from jaxcache.packing import PackedInputs
-from jaxcache.state import CacheState
-from jaxcache.step import Step, jit_step
 
 
 class CachedModel(Protocol):

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcache.buckets import Bucket, Buckets
+from jaxcache.device.state import CacheState, init_cache
 from jaxcache.engine.model_step import ModelStep
+from jaxcache.host.plans import StepPlan
+from jaxcache.inputs.buckets import Bucket, Buckets
+from jaxcache.inputs.packing import Packer, StepWork
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.packing import Packer, StepWork
-from jaxcache.plans import StepPlan
-from jaxcache.state import CacheState, init_cache
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

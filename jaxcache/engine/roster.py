@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcache.engine.request import Finish, Request, Result
 from jaxcache.engine.schedule import Limits, Need, Schedule, may_start, schedule
-from jaxcache.plans import Entry
+from jaxcache.host.plans import Entry
 
 
 @dataclasses.dataclass(slots=True, eq=False)

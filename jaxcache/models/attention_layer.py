@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxcache import pools
+from jaxcache.device import pools
+from jaxcache.device.state import CacheState
 from jaxcache.layouts.roles import KEY, VALUE
 from jaxcache.models.attention import attend_pages, rotate
 from jaxcache.models.checkpoint import Weights
@@ -18,7 +19,6 @@ from jaxcache.models.contractions import contract
 from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.parameters import parameter
 from jaxcache.models.step_context import StepContext
-from jaxcache.state import CacheState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxcache.inputs import StepInputs
+from jaxcache.device.step_inputs import StepInputs
 
 DEFAULT_CHUNK_SIZE = 64
 

@@ -3,11 +3,11 @@
 import jax
 from flax import nnx
 
+from jaxcache.device.state import CacheState
 from jaxcache.models.checkpoint import Weights
 from jaxcache.models.contractions import contract
 from jaxcache.models.parameters import parameter
 from jaxcache.models.step_context import StepContext
-from jaxcache.state import CacheState
 
 
 class GatedFeedForward(nnx.Module):

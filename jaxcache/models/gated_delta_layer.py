@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxcache import pools
+from jaxcache.device import pools
+from jaxcache.device.state import CacheState
 from jaxcache.layouts.roles import CONV_K, CONV_Q, CONV_V, SSM
 from jaxcache.models.checkpoint import Weights
 from jaxcache.models.contractions import contract, expand_units, fold_units
@@ -17,7 +18,6 @@ from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.parameters import parameter
 from jaxcache.models.projection import ConvolvedProjection
 from jaxcache.models.step_context import StepContext
-from jaxcache.state import CacheState
 
 # As in flash-linear-attention, whose kernels the checkpoints were trained with.
 _UNIT_EPS = 1e-6

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxcache.inputs import StepInputs
+from jaxcache.device.state import CacheState
+from jaxcache.device.step_inputs import StepInputs
 from jaxcache.layouts import ModelLayout
 from jaxcache.models.contractions import contract
 from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.parameters import parameter
 from jaxcache.models.step_context import StepContext, prepare_step
-from jaxcache.state import CacheState
 
 Mixer = Callable[[CacheState, StepContext, jax.Array], tuple[CacheState, jax.Array]]
 

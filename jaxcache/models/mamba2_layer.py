@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxcache import pools
+from jaxcache.device import pools
+from jaxcache.device.state import CacheState
 from jaxcache.layouts.roles import CONV_B, CONV_C, CONV_X, SSM
 from jaxcache.models.checkpoint import Weights
 from jaxcache.models.contractions import contract, expand_units, fold_units
@@ -17,7 +18,6 @@ from jaxcache.models.normalization import normalize
 from jaxcache.models.parameters import parameter
 from jaxcache.models.projection import ConvolvedProjection
 from jaxcache.models.step_context import StepContext
-from jaxcache.state import CacheState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

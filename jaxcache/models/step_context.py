@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxcache.inputs import StepInputs
+from jaxcache.device.step_inputs import StepInputs
 from jaxcache.models.chunks import ChunkTable, build_chunk_table
 
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from jaxcache.cli import app
 from jaxcache.demo.prepare import Speaker, random_speaker
-from jaxcache.inputs import StepInputs
+from jaxcache.device.state import CacheState
+from jaxcache.device.step_inputs import StepInputs
 from jaxcache.layouts import NULL_SLOT, ModelLayout
 from jaxcache.models import TINY_CONFIG, HybridModel, random_model
-from jaxcache.state import CacheState
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "hf_golden"
 KEYS = [

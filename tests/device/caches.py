@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from jaxcache.buckets import Bucket, Buckets
+from jaxcache.device.state import CacheState, init_cache
+from jaxcache.inputs.buckets import Bucket, Buckets
+from jaxcache.inputs.packing import StepWork
 from jaxcache.layouts import (
     CacheLayout,
     FullAttention,
@@ -21,8 +23,6 @@ from jaxcache.layouts import (
     Order,
     SlidingWindowAttention,
 )
-from jaxcache.packing import StepWork
-from jaxcache.state import CacheState, init_cache
 
 Array = npt.NDArray[Any]
 ORDERS: tuple[Order, ...] = ("units", "buffers")

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxcache.device.state import READ, WRITE, CacheState
+from jaxcache.inputs.packing import StepWork
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.packing import StepWork
-from jaxcache.state import READ, WRITE, CacheState
 from tests.device.caches import Array, canonical, cast
 
 

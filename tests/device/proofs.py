@@ -14,10 +14,10 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
+from jaxcache.device.proof import StepReport
+from jaxcache.device.state import CacheState, abstract_cache
+from jaxcache.device.step import explain_step
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.proof import StepReport
-from jaxcache.state import CacheState, abstract_cache
-from jaxcache.step import explain_step
 
 GIB = 2**30
 TEXT = pathlib.Path(__file__).parents[1] / "data" / "gpu_targets" / "h200.txtpb"

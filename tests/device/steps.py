@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcache.inputs import StepInputs
-from jaxcache.layouts import CacheLayout
-from jaxcache.pools import (
+from jaxcache.device.pools import (
     LayerId,
     after_read,
     emit_snapshots,
@@ -19,7 +17,9 @@ from jaxcache.pools import (
     write_rows,
     write_tokens,
 )
-from jaxcache.state import CacheState
+from jaxcache.device.state import CacheState
+from jaxcache.device.step_inputs import StepInputs
+from jaxcache.layouts import CacheLayout
 
 PAGES_A_BLOCK = 2
 

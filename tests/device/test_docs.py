@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxcache.proof import StepReport
+from jaxcache.device.proof import StepReport
 from tests.device.proofs import TARGETS
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -11,21 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxcache.buckets import Bucket, Buckets
-from jaxcache.inputs import StepInputs, begin_step
-from jaxcache.layouts import (
-    CacheLayout,
-    FullAttention,
-    GatedDeltaNet,
-    Layer,
-    LayerKind,
-    Mamba2,
-    ModelLayout,
-    Order,
-    SlidingWindowAttention,
-)
-from jaxcache.packing import PackedInputs
-from jaxcache.pools import (
+from jaxcache.device.pools import (
     after_read,
     clear_pages,
     clear_rows,
@@ -38,7 +24,21 @@ from jaxcache.pools import (
     write_rows,
     write_tokens,
 )
-from jaxcache.state import CacheState
+from jaxcache.device.state import CacheState
+from jaxcache.device.step_inputs import StepInputs, begin_step
+from jaxcache.inputs.buckets import Bucket, Buckets
+from jaxcache.inputs.packing import PackedInputs
+from jaxcache.layouts import (
+    CacheLayout,
+    FullAttention,
+    GatedDeltaNet,
+    Layer,
+    LayerKind,
+    Mamba2,
+    ModelLayout,
+    Order,
+    SlidingWindowAttention,
+)
 from tests.device.caches import ORDERS
 from tests.device.proofs import TARGETS, large_cache, prove
 from tests.device.steps import scanned, unrolled

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcache.movers import Movers, jit_mover
-from jaxcache.pools import clear_rows
-from jaxcache.proof import PoolCopied
-from jaxcache.state import CacheState
+from jaxcache.device.movers import Movers, jit_mover
+from jaxcache.device.pools import clear_rows
+from jaxcache.device.proof import PoolCopied
+from jaxcache.device.state import CacheState
 from tests.device.caches import bits, cache, canonical, hybrid, poisoned
 from tests.device.oracle import Oracle
 from tests.device.steps import with_pool

@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from jaxcache.buckets import Bucket, Buckets
-from jaxcache.inputs import StepInputs, begin_step, fill_next_tokens
+from jaxcache.device.state import CacheState
+from jaxcache.device.step_inputs import StepInputs, begin_step, fill_next_tokens
+from jaxcache.inputs.buckets import Bucket, Buckets
+from jaxcache.inputs.packing import (
+    NEXT_TOKEN,
+    PackedInputs,
+    Packer,
+    StepWork,
+    index_bucket,
+)
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.packing import NEXT_TOKEN, PackedInputs, Packer, StepWork, index_bucket
-from jaxcache.state import CacheState
 from tests.device.caches import BUCKETS, FULL, cache, hybrid, ints, model, work
 
 LAYOUT = hybrid()

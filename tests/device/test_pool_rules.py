@@ -47,14 +47,14 @@ def test_only_one_module_indexes_pools(path: pathlib.Path) -> None:
     pools = pools_of_a_state(tree)
     if path.name in WHOLE_POOLS:
         assert not indexed(tree, pools)
-    elif path != PACKAGE / "pools.py":
+    elif path != PACKAGE / "device" / "pools.py":
         names = [ast.unparse(node) for node in pools if not is_module(node)]
-        assert not names, "use the functions of jaxcache.pools"
+        assert not names, "use the functions of jaxcache.device.pools"
 
 
 def is_module(node: ast.Attribute) -> bool:
-    """`jaxcache.pools` is the module, `self.pools` of an error are names."""
-    return ast.unparse(node) in ("jaxcache.pools", "self.pools")
+    """`jaxcache.device.pools` is the module, `self.pools` of an error are names."""
+    return ast.unparse(node) in ("jaxcache.device.pools", "self.pools")
 
 
 def test_the_rule_finds_what_it_forbids() -> None:
@@ -71,7 +71,7 @@ def test_the_rule_finds_what_it_forbids() -> None:
 
 
 def test_the_one_module_never_reshapes_or_bitcasts_a_pool() -> None:
-    text = (PACKAGE / "pools.py").read_text()
+    text = (PACKAGE / "device" / "pools.py").read_text()
     tree = ast.parse(text)
     calls = {
         node.func.attr
@@ -90,4 +90,4 @@ def test_donation_happens_in_one_place() -> None:
         if isinstance(node, ast.keyword)
         and node.arg in ("donate_argnums", "donate_argnames", "donate")
     ]
-    assert donating == ["donation.py"]
+    assert donating == ["device/donation.py"]

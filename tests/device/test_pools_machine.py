@@ -22,11 +22,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from jaxcache.inputs import StepInputs
-from jaxcache.layouts import Order
-from jaxcache.movers import Mover, jit_mover
-from jaxcache.packing import Packer, StepWork
-from jaxcache.pools import (
+from jaxcache.device.movers import Mover, jit_mover
+from jaxcache.device.pools import (
     after_read,
     clear_pages,
     clear_rows,
@@ -39,8 +36,11 @@ from jaxcache.pools import (
     write_rows,
     write_tokens,
 )
-from jaxcache.state import CacheState
-from jaxcache.step import Step, jit_step
+from jaxcache.device.state import CacheState
+from jaxcache.device.step import Step, jit_step
+from jaxcache.device.step_inputs import StepInputs
+from jaxcache.inputs.packing import Packer, StepWork
+from jaxcache.layouts import Order
 from tests.device.caches import (
     BUCKETS,
     Array,

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcache.inputs import StepInputs
+from jaxcache.device.proof import PoolCopied, StepReport, explain_compiled
+from jaxcache.device.state import CacheState, abstract_cache, init_cache
+from jaxcache.device.step import explain_step, jit_step
+from jaxcache.device.step_inputs import StepInputs
+from jaxcache.inputs.packing import Packer
 from jaxcache.layouts import (
     CacheLayout,
     CacheSize,
@@ -18,10 +22,6 @@ from jaxcache.layouts import (
     Mamba2,
     ModelLayout,
 )
-from jaxcache.packing import Packer
-from jaxcache.proof import PoolCopied, StepReport, explain_compiled
-from jaxcache.state import CacheState, abstract_cache, init_cache
-from jaxcache.step import explain_step, jit_step
 from tests.device import steps
 from tests.device.caches import BUCKETS, MIXED, work
 from tests.device.proofs import TARGETS, check, devices, large_cache, prove

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxcache.donation import Donating
-from jaxcache.inputs import begin_step
+from jaxcache.device.donation import Donating
+from jaxcache.device.pools import clear_rows, copy_pages, copy_rows, update_tables
+from jaxcache.device.state import CacheState, init_cache
+from jaxcache.device.step import explain_step, jit_step
+from jaxcache.device.step_inputs import begin_step
+from jaxcache.inputs.packing import PackedInputs, Packer
 from jaxcache.layouts import CacheLayout, Order
-from jaxcache.packing import PackedInputs, Packer
-from jaxcache.pools import clear_rows, copy_pages, copy_rows, update_tables
-from jaxcache.state import CacheState, init_cache
-from jaxcache.step import explain_step, jit_step
 from tests.device.caches import BUCKETS, MIXED, bits, cache, canonical, hybrid, work
 from tests.device.proofs import TARGETS, check, large_cache, mesh, prove
 from tests.device.steps import unrolled

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxcache.inputs import StepInputs, begin_step
+from jaxcache.device.state import READ, WRITE, CacheState, abstract_cache, init_cache
+from jaxcache.device.step_inputs import StepInputs, begin_step
+from jaxcache.inputs.packing import Packer
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
-from jaxcache.packing import Packer
-from jaxcache.state import READ, WRITE, CacheState, abstract_cache, init_cache
 from tests.device.caches import (
     BUCKETS,
     FULL,

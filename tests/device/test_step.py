@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcache.inputs import StepInputs
+from jaxcache.device.pools import read_rows, write_rows
+from jaxcache.device.state import CacheState
+from jaxcache.device.step import Step, explain_step, jit_step
+from jaxcache.device.step_inputs import StepInputs
+from jaxcache.inputs.packing import Packer, StepWork
 from jaxcache.layouts import Order
-from jaxcache.packing import Packer, StepWork
-from jaxcache.pools import read_rows, write_rows
-from jaxcache.state import CacheState
-from jaxcache.step import Step, explain_step, jit_step
 from tests.device.caches import BUCKETS, MIXED, ORDERS, cache, hybrid, mesh_of, work
 from tests.device.steps import unrolled
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from jaxcache.buckets import Buckets
 from jaxcache.engine import Engine, ModelStep
+from jaxcache.inputs.buckets import Buckets
 from jaxcache.models import load_model
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "hf_golden"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcache.engine import Engine, Finish, Progress, Request, Result
-from jaxcache.plans import StepPlan
+from jaxcache.host.plans import StepPlan
 from tests.engine.serving import SIZE, Golden, make_prompt
 
 

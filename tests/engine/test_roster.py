@@ -7,7 +7,7 @@ import numpy as np
 from jaxcache.engine.request import Finish, Request
 from jaxcache.engine.roster import Active, Roster
 from jaxcache.engine.schedule import Limits, Need
-from jaxcache.plans import Entry
+from jaxcache.host.plans import Entry
 
 ROOM = Need(seats=3, rows=3, pages=(10,))
 LIMITS = Limits(token_budget=8, decode_seqs=2, prefill_seqs=4, prefill_tokens=8)

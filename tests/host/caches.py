@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxcache.host.manager import CacheManager
+from jaxcache.inputs.packing import Buckets
 from jaxcache.layouts import (
     CacheLayout,
     CacheSize,
@@ -12,8 +14,6 @@ from jaxcache.layouts import (
     ModelLayout,
     SlidingWindowAttention,
 )
-from jaxcache.manager import CacheManager
-from jaxcache.packing import Buckets
 
 _FULL = FullAttention(kv_heads=1, head_dim=2)
 _WINDOW = SlidingWindowAttention(kv_heads=1, head_dim=2, window=24)

@@ -12,9 +12,9 @@ from collections.abc import Hashable
 import numpy as np
 import numpy.typing as npt
 
+from jaxcache.host.nodes import Node
+from jaxcache.inputs.packing import NEXT_TOKEN, PackedInputs
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
-from jaxcache.nodes import Node
-from jaxcache.packing import NEXT_TOKEN, PackedInputs
 
 Digests = npt.NDArray[np.int64]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxcache.lookup import Lookup
-from jaxcache.manager import CacheManager
-from jaxcache.nodes import Int32s
-from jaxcache.plans import StepPlan
+from jaxcache.host.lookup import Lookup
+from jaxcache.host.manager import CacheManager
+from jaxcache.host.nodes import Int32s
+from jaxcache.host.plans import StepPlan
 from tests.host.device_model import Device, Truth
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxcache.errors import Refused, StalePlan
-from jaxcache.plans import StepPlan
-from jaxcache.snapshots import Emission, auto
+from jaxcache.host.errors import Refused, StalePlan
+from jaxcache.host.plans import StepPlan
+from jaxcache.host.snapshots import Emission, auto
 from tests.host.caches import make_buckets, make_manager
 from tests.host.device_model import EMPTY, absorb, sample
 from tests.host.driver import Driver

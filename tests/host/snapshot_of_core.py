@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jaxcache.core import Core
-from jaxcache.nodes import Node, Snapshot
+from jaxcache.host.core import Core
+from jaxcache.host.nodes import Node, Snapshot
 
 
 def describe(core: Core) -> dict[str, Any]:

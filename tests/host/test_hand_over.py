@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxcache.plans import StepPlan
-from jaxcache.snapshots import Emission
+from jaxcache.host.plans import StepPlan
+from jaxcache.host.snapshots import Emission
 from tests.host.caches import make_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens

@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from jaxcache.stats import SlotUse, Stats
+from jaxcache.host.stats import SlotUse, Stats
 from tests.host.caches import make_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxcache.errors import StalePlan, UnknownRequest
-from jaxcache.packing import NEXT_TOKEN
+from jaxcache.host.errors import StalePlan, UnknownRequest
+from jaxcache.inputs.packing import NEXT_TOKEN
 from tests.host.caches import make_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxcache.errors import StalePlan, UnknownRequest
+from jaxcache.host.errors import StalePlan, UnknownRequest
+from jaxcache.host.manager import CacheManager
+from jaxcache.host.snapshots import Emission
 from jaxcache.layouts import CacheSize
-from jaxcache.manager import CacheManager
-from jaxcache.snapshots import Emission
 from tests.host.caches import make_buckets, make_layout, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe

@@ -4,11 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxcache.errors import OutOfPages, OutOfRows, OutOfSeats, Refused, UnknownRequest
-from jaxcache.eviction import Lru, LruQueue
-from jaxcache.manager import CacheManager
-from jaxcache.nodes import Node
-from jaxcache.packing import Buckets
+from jaxcache.host.errors import (
+    OutOfPages,
+    OutOfRows,
+    OutOfSeats,
+    Refused,
+    UnknownRequest,
+)
+from jaxcache.host.eviction import Lru, LruQueue
+from jaxcache.host.manager import CacheManager
+from jaxcache.host.nodes import Node
+from jaxcache.inputs.packing import Buckets
 from tests.host.caches import make_buckets, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from jaxcache.snapshots import (
+from jaxcache.host.snapshots import (
     BOUNDARY,
     BRANCH,
     MARKED,

@@ -10,12 +10,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxcache.inputs import StepInputs
+from jaxcache.device.state import CacheState, init_cache
+from jaxcache.device.step import jit_step
+from jaxcache.device.step_inputs import StepInputs
+from jaxcache.inputs.packing import Buckets, Packer, StepWork
 from jaxcache.layouts import NULL_SLOT, CacheLayout
 from jaxcache.models import HybridModel
-from jaxcache.packing import Buckets, Packer, StepWork
-from jaxcache.state import CacheState, init_cache
-from jaxcache.step import jit_step
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,9 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 
-from jaxcache.inputs import StepInputs, begin_step
+from jaxcache.device.state import init_cache
+from jaxcache.device.step_inputs import StepInputs, begin_step
+from jaxcache.inputs.packing import Buckets, Packer, StepWork
 from jaxcache.layouts import (
     CacheLayout,
     FullAttention,
@@ -16,8 +18,6 @@ from jaxcache.layouts import (
     Mamba2,
     ModelLayout,
 )
-from jaxcache.packing import Buckets, Packer, StepWork
-from jaxcache.state import init_cache
 
 Array = np.ndarray[Any, Any]
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcache.inputs import StepInputs
+from jaxcache.device.step_inputs import StepInputs
 from jaxcache.models.chunk_scan import scan_chunks
 from jaxcache.models.chunks import (
     BLOCK_CHUNKS,

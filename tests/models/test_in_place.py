@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import pytest
 
+from jaxcache.inputs.packing import Bucket
 from jaxcache.layouts import CacheLayout
 from jaxcache.models import load_model, parameter_shardings
-from jaxcache.packing import Bucket
 from tests.device.proofs import TARGETS, large_cache, mesh, prove
 from tests.models.driver import BUCKETS, step_function
 from tests.models.golden import FOLDER, NAMES

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcache.donation import Donating, abstract
-from jaxcache.inputs import begin_step
-from jaxcache.movers import Mover
-from jaxcache.packing import Bucket, PackedInputs
-from jaxcache.pools import update_tables
-from jaxcache.proof import StepReport
-from jaxcache.state import CacheState
+from jaxcache.device.donation import Donating, abstract
+from jaxcache.device.movers import Mover
+from jaxcache.device.pools import update_tables
+from jaxcache.device.proof import StepReport
+from jaxcache.device.state import CacheState
+from jaxcache.device.step_inputs import begin_step
+from jaxcache.inputs.packing import Bucket, PackedInputs
 
 
 class Step:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.donation import Donating
-from jaxcache.packing import index_bucket
-from jaxcache.pools import clear_pages, clear_rows, copy_pages, copy_rows
-from jaxcache.proof import StepReport
-from jaxcache.state import CacheState
+from jaxcache.device.donation import Donating
+from jaxcache.device.pools import clear_pages, clear_rows, copy_pages, copy_rows
+from jaxcache.device.proof import StepReport
+from jaxcache.device.state import CacheState
+from jaxcache.inputs.packing import index_bucket
 
 Ids = Sequence[int] | npt.NDArray[np.integer]
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.buckets import MIN_INDICES, Bucket as Bucket, Buckets as Buckets
-from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.step_checks import (
+from jaxcache.inputs.buckets import MIN_INDICES, Bucket as Bucket, Buckets as Buckets
+from jaxcache.inputs.checks import (
     UpdateChecks,
     check_arrays,
     check_copies,
@@ -21,6 +20,7 @@ from jaxcache.step_checks import (
     check_snapshots,
     refuse_bounded,
 )
+from jaxcache.layouts import CacheLayout, CacheSize
 
 # A token id that stands for "the token this seat sampled last".
 NEXT_TOKEN = -1

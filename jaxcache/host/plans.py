@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.nodes import Int32s
-from jaxcache.packing import Bucket, PackedInputs
-from jaxcache.requests import Request
-from jaxcache.snapshots import Point
+from jaxcache.host.nodes import Int32s
+from jaxcache.host.requests import Request
+from jaxcache.host.snapshots import Point
+from jaxcache.inputs.packing import Bucket, PackedInputs
 
 Int64s = npt.NDArray[np.int64]
 

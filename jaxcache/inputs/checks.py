@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.buckets import Bucket
+from jaxcache.inputs.buckets import Bucket
 from jaxcache.layouts import NULL_SLOT, CacheSize
 
 if TYPE_CHECKING:
-    from jaxcache.packing import StepWork
+    from jaxcache.inputs.packing import StepWork
 
 Int32s = npt.NDArray[np.int32]
 

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcache.hlo import HloArray, Program, hlo_dtype, pools_like
+from jaxcache.device.hlo import HloArray, Program, hlo_dtype, pools_like
+from jaxcache.device.state import CacheState
 from jaxcache.layouts import PoolSpec
-from jaxcache.state import CacheState
 
 
 class PoolCopied(RuntimeError):
@@ -152,9 +152,10 @@ def _explain(report: StepReport) -> str:
     return "\n".join(
         (
             *lines,
-            "Read and write pools only by the functions of jaxcache.pools. Pass what "
-            "was read, or what a kernel made of a pool, through "
-            "jaxcache.after_read(state, value) before the same pool is written. Carry "
+            "Read and write pools only by jaxcache.read_rows, write_tokens and the "
+            "other functions of jaxcache.device.pools. Pass what was read, or what a "
+            "kernel made of a pool, through jaxcache.after_read(state, value) before "
+            "the same pool is written. Carry "
             "the state through lax.scan, never one pool a layer as xs -> ys. "
             "jaxcache.explain_step shows the whole report:",
             str(report),

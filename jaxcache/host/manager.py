@@ -23,9 +23,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.admission import check_options, check_size, read_points, read_prompt
-from jaxcache.core import Core
-from jaxcache.errors import (
+from jaxcache.host.admission import check_options, check_size, read_points, read_prompt
+from jaxcache.host.core import Core
+from jaxcache.host.errors import (
     OutOfPages,
     OutOfRows,
     OutOfSeats,
@@ -33,22 +33,22 @@ from jaxcache.errors import (
     StalePlan,
     UnknownRequest,
 )
-from jaxcache.eviction import Eviction, Lru
-from jaxcache.invariants import check
+from jaxcache.host.eviction import Eviction, Lru
+from jaxcache.host.invariants import check
+from jaxcache.host.lookup import Finder, Lookup
+from jaxcache.host.nodes import Int32s
+from jaxcache.host.planning import Planner
+from jaxcache.host.plans import IN_FLIGHT, StepPlan
+from jaxcache.host.publishing import Publisher
+from jaxcache.host.requests import NO_SEAT, Request, Seats
+from jaxcache.host.sizing import Work
+from jaxcache.host.slots import PagePools, RowPool
+from jaxcache.host.snapshots import Emission, SnapshotPolicy, auto
+from jaxcache.host.stats import SlotUse, Stats, Tally
+from jaxcache.host.tables import DeviceTables
+from jaxcache.host.tree import PrefixTree
+from jaxcache.inputs.packing import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
-from jaxcache.lookup import Finder, Lookup
-from jaxcache.nodes import Int32s
-from jaxcache.packing import Buckets
-from jaxcache.planning import Planner
-from jaxcache.plans import IN_FLIGHT, StepPlan
-from jaxcache.publishing import Publisher
-from jaxcache.requests import NO_SEAT, Request, Seats
-from jaxcache.sizing import Work
-from jaxcache.slots import PagePools, RowPool
-from jaxcache.snapshots import Emission, SnapshotPolicy, auto
-from jaxcache.stats import SlotUse, Stats, Tally
-from jaxcache.tables import DeviceTables
-from jaxcache.tree import PrefixTree
 
 __all__ = [
     "CacheManager",

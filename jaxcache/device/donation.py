@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from jaxcache.packing import PackedInputs
-from jaxcache.proof import (
+from jaxcache.device.proof import (
     PoolCopied,
     StepReport,
     cleared,
@@ -18,7 +17,8 @@ from jaxcache.proof import (
     layer_bytes,
     temp_bytes,
 )
-from jaxcache.state import CacheState, abstract_cache, constrain
+from jaxcache.device.state import CacheState, abstract_cache, constrain
+from jaxcache.inputs.packing import PackedInputs
 
 # A cache this large makes a copy of any pool outgrow the noise of a memory plan.
 _PROOF_SLOTS = 4096

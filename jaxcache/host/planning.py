@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxcache.core import Core
+from jaxcache.host.core import Core
+from jaxcache.host.nodes import Int32s
+from jaxcache.host.plans import ABANDONED, Chunk, EmittedRow, Int64s, Reading, StepPlan
+from jaxcache.host.requests import NO_ROW, Request
+from jaxcache.host.sizing import Draft, Intent, Sizer, Work
+from jaxcache.host.snapshots import KINDS, Point
+from jaxcache.inputs.packing import NEXT_TOKEN, Packer, StepWork
 from jaxcache.layouts import NULL_SLOT
-from jaxcache.nodes import Int32s
-from jaxcache.packing import NEXT_TOKEN, Packer, StepWork
-from jaxcache.plans import ABANDONED, Chunk, EmittedRow, Int64s, Reading, StepPlan
-from jaxcache.requests import NO_ROW, Request
-from jaxcache.sizing import Draft, Intent, Sizer, Work
-from jaxcache.snapshots import KINDS, Point
 
 NO_ROOM = "no row was free or evictable"
 NO_SLOT = "the step emits max_snapshots already"

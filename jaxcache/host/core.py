@@ -4,18 +4,18 @@ import collections
 import dataclasses
 from collections.abc import Hashable
 
-from jaxcache.errors import UnknownRequest
+from jaxcache.host.errors import UnknownRequest
+from jaxcache.host.lookup import Finder, Found
+from jaxcache.host.nodes import Snapshot
+from jaxcache.host.plans import StepPlan
+from jaxcache.host.requests import Request, Seats
+from jaxcache.host.slots import PagePools, RowPool
+from jaxcache.host.snapshots import Emission, SnapshotPolicy
+from jaxcache.host.stats import Tally
+from jaxcache.host.tables import DeviceTables
+from jaxcache.host.tree import PrefixTree
+from jaxcache.inputs.packing import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.lookup import Finder, Found
-from jaxcache.nodes import Snapshot
-from jaxcache.packing import Buckets
-from jaxcache.plans import StepPlan
-from jaxcache.requests import Request, Seats
-from jaxcache.slots import PagePools, RowPool
-from jaxcache.snapshots import Emission, SnapshotPolicy
-from jaxcache.stats import Tally
-from jaxcache.tables import DeviceTables
-from jaxcache.tree import PrefixTree
 
 # How many ended requests are remembered for error messages.
 _REMEMBERED_ENDS = 1024

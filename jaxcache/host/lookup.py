@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxcache.host.nodes import Int32s, Node, Snapshot, find_partial_page
+from jaxcache.host.tree import PrefixTree
 from jaxcache.layouts import CacheLayout, Retention
-from jaxcache.nodes import Int32s, Node, Snapshot, find_partial_page
-from jaxcache.tree import PrefixTree
 
 
 class Lookup(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from jaxcache.host.snapshots import Emission, SnapshotPolicy
+from jaxcache.inputs.packing import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.packing import Buckets
-from jaxcache.snapshots import Emission, SnapshotPolicy
 
 
 def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) -> bytes:

@@ -24,12 +24,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxcache.buckets import MIN_INDICES
+from jaxcache.device.state import CacheState, constrain
+from jaxcache.inputs.buckets import MIN_INDICES
 from jaxcache.layouts import NULL_SLOT, CacheLayout, PoolSpec
-from jaxcache.state import CacheState, constrain
 
 if TYPE_CHECKING:
-    from jaxcache.inputs import StepInputs
+    from jaxcache.device.step_inputs import StepInputs
 
 # A layer is named by its id, or by a traced id inside a scan over layers.
 LayerId = int | jax.Array

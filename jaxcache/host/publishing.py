@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from jaxcache.core import Core
-from jaxcache.nodes import Node
-from jaxcache.planning import Planner
-from jaxcache.plans import COMPLETED, Chunk, Reading, StepPlan
-from jaxcache.repeats import Repeats
-from jaxcache.requests import NO_ROW, Request
-from jaxcache.snapshots import RESPONSE, Point
+from jaxcache.host.core import Core
+from jaxcache.host.nodes import Node
+from jaxcache.host.planning import Planner
+from jaxcache.host.plans import COMPLETED, Chunk, Reading, StepPlan
+from jaxcache.host.repeats import Repeats
+from jaxcache.host.requests import NO_ROW, Request
+from jaxcache.host.snapshots import RESPONSE, Point
 
 TWIN = "the tree had one at this position already"
 LOST = "an abandoned step had changed the row"

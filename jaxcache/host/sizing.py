@@ -10,13 +10,13 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from jaxcache.core import Core
-from jaxcache.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
-from jaxcache.lookup import Found
-from jaxcache.packing import Bucket
-from jaxcache.plans import Int64s
-from jaxcache.requests import NO_SEAT, Request
-from jaxcache.snapshots import Point, cut_chunk, wanted_points
+from jaxcache.host.core import Core
+from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
+from jaxcache.host.lookup import Found
+from jaxcache.host.plans import Int64s
+from jaxcache.host.requests import NO_SEAT, Request
+from jaxcache.host.snapshots import Point, cut_chunk, wanted_points
+from jaxcache.inputs.packing import Bucket
 
 Work = Sequence[tuple[Hashable, int]]
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcache.device.pools import copy_pages, update_tables
+from jaxcache.device.state import READ, WRITE, CacheState, constrain
+from jaxcache.inputs.packing import NEXT_TOKEN, Bucket, PackedInputs
 from jaxcache.layouts import NULL_SLOT
-from jaxcache.packing import NEXT_TOKEN, Bucket, PackedInputs
-from jaxcache.pools import copy_pages, update_tables
-from jaxcache.state import READ, WRITE, CacheState, constrain
 
 # Declared here and not in packing.py, which the host side imports without JAX.
 jax.tree_util.register_dataclass(

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Iterator
 from typing import Protocol
 
-from jaxcache.nodes import Node, Snapshot
+from jaxcache.host.nodes import Node, Snapshot
 
 
 class EvictionQueue[T](Protocol):

@@ -9,9 +9,8 @@ import operator
 
 import numpy as np
 
-from jaxcache.eviction import Eviction
-from jaxcache.layouts import CacheLayout, CacheSize, Window
-from jaxcache.nodes import (
+from jaxcache.host.eviction import Eviction
+from jaxcache.host.nodes import (
     NO_HOLDS,
     NO_SNAPSHOTS,
     Int32s,
@@ -21,8 +20,9 @@ from jaxcache.nodes import (
     common_tokens,
     find_partial_page,
 )
-from jaxcache.residency import Residency
-from jaxcache.slots import PagePools, RowPool
+from jaxcache.host.residency import Residency
+from jaxcache.host.slots import PagePools, RowPool
+from jaxcache.layouts import CacheLayout, CacheSize, Window
 
 # A leaf grows in place up to this many bytes, so that prefill in small chunks makes few
 # nodes; beyond it copying the edge at each growth would cost more than the nodes.

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxcache.core import Core
-from jaxcache.nodes import Hold, Node, Root, Snapshot
-from jaxcache.requests import NO_ROW, Request
+from jaxcache.host.core import Core
+from jaxcache.host.nodes import Hold, Node, Root, Snapshot
+from jaxcache.host.requests import NO_ROW, Request
 
 
 def check(core: Core) -> None:

@@ -1,0 +1,1 @@
+"""The cache seen from the host: requests, plans, prefixes, eviction. No JAX."""

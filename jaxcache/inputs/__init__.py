@@ -1,0 +1,1 @@
+"""What the host gives a step: its shapes and its one packed array. NumPy only."""
