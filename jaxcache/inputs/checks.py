@@ -57,7 +57,9 @@ def _check_type(name: str, array: object) -> None:
 
 def check_seats(work: "StepWork", size: CacheSize) -> None:
     """Refuses two entries of one request: both would write the same row."""
-    seats = np.concatenate((work.decode_seats, work.prefill_seats))
+    seats = work.decode_seats
+    if work.prefill_seats.size:
+        seats = np.concatenate((seats, work.prefill_seats))
     counts = np.bincount(seats, minlength=size.num_seats)[: size.max_seqs]
     if counts.max() > 1:
         twice = np.flatnonzero(counts > 1).tolist()

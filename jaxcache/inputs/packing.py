@@ -5,6 +5,7 @@ does not use holds padding, so a step of any content has the shape of its bucket
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ from jaxcache.layouts import CacheLayout, CacheSize
 
 # A token id that stands for "the token this seat sampled last".
 NEXT_TOKEN = -1
+
+# Elements of 64 bytes, and how many arrays share one allocation.
+_ALIGNED = 16
+_ARRAYS_A_BLOCK = 64
 
 Int32s = npt.NDArray[np.int32]
 
@@ -97,14 +102,44 @@ def index_bucket(num_indices: int) -> int:
     return max(MIN_INDICES, 1 << (num_indices - 1).bit_length())
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Form:
-    """A packed array that is all padding, and the bounds of its bounded values."""
+    """Fresh arrays of one bucket, all padding, and the bounds of their values.
 
-    bucket: Bucket
-    template: Int32s
-    bounded: slice
-    bounds: npt.NDArray[np.uint32]
+    Arrays are cut from blocks and none is used twice: JAX on CPU reads NumPy memory
+    in place, also after the dispatch, so rewriting one would reach into a step that has
+    not run yet. Each starts at a multiple of 64 bytes, which is what JAX asks of memory
+    that it reads in place; any other it copies first.
+
+    Attributes:
+        bounded: Where the bounded values lie.
+        bounds: `u32`, what each of them must stay below.
+    """
+
+    def __init__(
+        self, template: Int32s, bounded: slice, bounds: npt.NDArray[np.uint32]
+    ) -> None:
+        self.bounded = bounded
+        self.bounds = bounds
+        self._template = template
+        self._rows: Iterator[Int32s] = iter(())
+
+    def array(self) -> Int32s:
+        """Returns an array of padding that nobody else has."""
+        row = next(self._rows, None)
+        if row is None:
+            self._rows = self._cut_block()
+            row = next(self._rows)
+        return row
+
+    def _cut_block(self) -> Iterator[Int32s]:
+        length = self._template.size
+        stride = -(-length // _ALIGNED) * _ALIGNED
+        memory = np.empty(_ARRAYS_A_BLOCK * stride + _ALIGNED, np.int32)
+        start = -memory.ctypes.data // memory.itemsize % _ALIGNED
+        block = memory[start : start + _ARRAYS_A_BLOCK * stride]
+        block = block.reshape(_ARRAYS_A_BLOCK, stride)[:, :length]
+        block[:] = self._template
+        return iter(block)
 
 
 class Packer:
@@ -145,7 +180,7 @@ class Packer:
         num_snapshots = len(work.snapshot_slots)
         bucket = self.buckets.select(num_decode, num_seqs, num_tokens)
         form = self._forms.get(bucket) or self._form(bucket)
-        packed: Int32s = form.template.copy()
+        packed = form.array()
         sections = bucket.sections
         tokens = sections["token_ids"].start
         seats = sections["seat"].start
@@ -221,6 +256,6 @@ class Packer:
         bounds[sections["snapshot_entry"]] = bucket.num_entries
         bounds[sections["snapshot_slot"]] = size.row_slots
         bounded = slice(sections["seat"].start, sections["snapshot_slot"].stop)
-        form = _Form(bucket, template, bounded, bounds[bounded])
+        form = _Form(template, bounded, bounds[bounded])
         self._forms[bucket] = form
         return form

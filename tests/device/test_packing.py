@@ -177,15 +177,24 @@ def test_updates_beyond_the_bucket_travel_beside_it(packer: Packer) -> None:
     np.testing.assert_array_equal(state.page_table, expected)
 
 
-def test_a_packed_step_shares_nothing_with_the_next_one(packer: Packer) -> None:
+def test_packed_steps_share_nothing(packer: Packer) -> None:
     """JAX may read the array of an earlier step while a later one is packed."""
     todo = work(decode_seats=[0], decode_positions=[1], decode_tokens=[2])
-    first, second = packer.pack(todo), packer.pack(todo)
-    assert not np.shares_memory(first.packed, second.packed)
-    before = first.packed.copy()
-    todo.decode_tokens[:] = 9
-    packer.pack(todo)
-    np.testing.assert_array_equal(first.packed, before)
+    steps, before = [], []
+    # More than are cut from one block of memory.
+    for token in range(200):
+        todo.decode_tokens[:] = token
+        steps.append(packer.pack(todo).packed)
+        before.append(steps[-1].copy())
+    starts = sorted(packed.ctypes.data for packed in steps)
+    ends = [start + steps[0].nbytes for start in starts]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    # JAX copies what is not aligned like this.
+    assert all(start % 64 == 0 for start in starts)
+    for token, (packed, copy) in enumerate(zip(steps, before, strict=True)):
+        np.testing.assert_array_equal(packed, copy)
+        assert packed[0] == token
+        np.testing.assert_array_equal(packed[1:], steps[0][1:])
 
 
 def test_buckets_are_the_smallest_that_hold_a_step() -> None:
