@@ -12,6 +12,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 BAD_INPUT = 2
@@ -36,15 +37,15 @@ def demo(
         pathlib.Path | None,
         typer.Option(
             help="Folder with a model in Hugging Face files (config.json, "
-            "safetensors): bamba, nemotron_h or qwen3_next.  "
-            "[default: a tiny model, drawn from --seed]",
+            "safetensors): bamba, nemotron_h or qwen3_next.",
+            show_default="a tiny model, drawn from --seed",
         ),
     ] = None,
     conversations: Annotated[
         pathlib.Path | None,
         typer.Option(
-            help="JSON Lines file; each line has `turns`, a list of what the user says."
-            "  [default: questions about the standard library's documentation]",
+            help="JSON Lines file; each line has `turns`, what the user says.",
+            show_default="questions about the standard library's documentation",
         ),
     ] = None,
     text: Annotated[
@@ -63,15 +64,17 @@ def demo(
     pages: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Pages of attention cache.  [default: room for everything]"
+            min=1,
+            help="Pages of attention cache.",
+            show_default="room for everything",
         ),
     ] = None,
     rows: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Rows of recurrent state, live ones and snapshots.  "
-            "[default: room for everything]",
+            help="Rows of recurrent state, live ones and snapshots.",
+            show_default="room for everything",
         ),
     ] = None,
     tokens_per_page: Annotated[int, typer.Option(min=1, help="Tokens of a page.")] = 16,
@@ -153,3 +156,7 @@ def demo(
     if comparison.difference is not None:
         messages.print(str(comparison.difference), style="red", markup=False)
         raise typer.Exit(DIFFERENT_TOKENS)
+
+
+if __name__ == "__main__":
+    main()

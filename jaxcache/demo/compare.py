@@ -214,7 +214,7 @@ def compare(
             results=tuple(results),
             snapshots=stats.snapshots,
             snapshots_skipped=stats.snapshots_skipped,
-            bytes_copied_for_snapshots=stats.bytes_copied_for_snapshots,
+            bytes_copied_for_snapshots=engine.bytes_copied_for_snapshots,
         )
 
     return Comparison(
@@ -236,7 +236,9 @@ def cache_sizes(
     turns = sum(len(dialogue.pieces) for dialogue in dialogues)
     max_tokens = max(totals)
     layout = CacheLayout(
-        model.layout, tokens_per_page, 1 if mesh is None else mesh.shape["tensor"]
+        model.layout,
+        tokens_per_page,
+        1 if mesh is None else mesh.shape.get("tensor", 1),
     )
     num_pages, num_rows = settings.num_pages, settings.num_rows
     if num_pages is None:

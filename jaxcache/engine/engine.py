@@ -89,7 +89,7 @@ class Engine:
             model = ModelStep(model, mesh=mesh)
         self._step = model
         self._mesh = mesh
-        num_shards = 1 if mesh is None else mesh.shape["tensor"]
+        num_shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
         layout = CacheLayout(model.layout, tokens_per_page, num_shards)
         if num_pages is None:
             num_pages = 2 * max_seqs * -(-max_tokens // tokens_per_page)
@@ -100,6 +100,10 @@ class Engine:
             layout, num_pages, num_rows, max_seqs=max_seqs, max_tokens=max_tokens
         )
         self.buckets = buckets or default_buckets(max_seqs, token_budget)
+        if not self.buckets.decode or not self.buckets.prefill_tokens:
+            raise ValueError(
+                f"buckets must have decode and prefill_tokens sizes, got {self.buckets}"
+            )
         self._limits = Limits(
             token_budget=token_budget,
             decode_seqs=self.buckets.max_decode,
@@ -214,7 +218,7 @@ class Engine:
         for plan in reversed(self.manager.plans_in_flight):
             self.manager.abandon(plan, ran=True)
         for active in list(self._roster):
-            if active.has_started:
+            if active.request.id in self.manager:
                 self.manager.cancel(active.request.id)
             self._roster.remove(active)
         self._ended.clear()
@@ -234,8 +238,13 @@ class Engine:
             in_flight = len(self.pipeline)
             if in_flight == self._max_in_flight or (in_flight and not launched):
                 new_tokens, computed = self._land()
-            else:
+            elif launched or not self._roster:
                 new_tokens, computed = {}, 0
+            else:
+                raise RuntimeError(
+                    f"{len(self._roster)} requests are under way, yet none can run and "
+                    f"no step is in flight"
+                )
         except BaseException:
             self.abort()
             raise
@@ -351,6 +360,20 @@ class Engine:
     def compilations(self) -> int:
         """Step shapes compiled so far, for all engines that share the model's steps."""
         return self._step.compilations
+
+    @property
+    def bytes_copied_for_snapshots(self) -> int:
+        """Bytes of rows that were moved to make snapshots, or to read them.
+
+        What the manager had copied, and what the programs that ran copy on their own
+        account, by what the compiler made of them.
+        """
+        group = self.layout.recurrent_group
+        launched = self.pipeline.num_launched
+        unasked = 0
+        if group is not None and launched:
+            unasked = launched * self._step.copied_bytes(group.pools)
+        return self.manager.stats.bytes_copied_for_snapshots + unasked
 
     def check(self) -> None:
         """Checks every count of the manager, and that an idle engine reserves nothing.

@@ -7,7 +7,7 @@ step without ever visiting the host.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import jax
@@ -125,6 +125,16 @@ class ModelStep:
     ) -> tuple[CacheState, Sampled]:
         """Runs one step. `state` is donated; only the returned one is alive then."""
         return self._step(self.weights, state, packed, last_tokens)
+
+    def copied_bytes(self, pools: Sequence[int]) -> int:
+        """The most bytes of these pools that a compiled step copies beside its work."""
+        return max(
+            sum(
+                len(report.leaves[pool].copies) * report.leaves[pool].num_bytes
+                for pool in pools
+            )
+            for report in self._step.reports
+        )
 
     @property
     def compilations(self) -> int:

@@ -33,7 +33,9 @@ class Pipeline:
 
     Attributes:
         state: The cache. Every launch donates it and puts the new one here.
+        last_tokens: `i32[num_seats]`, the last token of each seat.
         max_in_flight: The most steps that are launched and have not landed.
+        num_launched: Steps launched so far.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class Pipeline:
             max_seqs=size.max_seqs,
             max_tokens=size.max_tokens,
         )
-        self._last_tokens = jnp.zeros(
+        self.last_tokens = jnp.zeros(
             size.num_seats, jnp.int32, device=self.state.replicated
         )
         self.max_in_flight = max_in_flight
+        self.num_launched = 0
         self._flights: collections.deque[_Flight] = collections.deque()
 
     def __len__(self) -> int:
@@ -66,10 +69,11 @@ class Pipeline:
 
     def launch(self, plan: StepPlan) -> None:
         """Hands a step to the device; comes back while it runs."""
-        self.state, sampled = self._step(self.state, plan.inputs, self._last_tokens)
-        self._last_tokens = sampled.last_tokens
+        self.state, sampled = self._step(self.state, plan.inputs, self.last_tokens)
+        self.last_tokens = sampled.last_tokens
         sampled.tokens.copy_to_host_async()
         self._flights.append(_Flight(plan, sampled.tokens))
+        self.num_launched += 1
 
     def oldest(self) -> tuple[StepPlan, np.ndarray]:
         """Waits for the oldest step in flight; gives its plan and `i32[E]` tokens.
@@ -106,7 +110,7 @@ class Pipeline:
             if progress is not None:
                 progress(done, len(shapes))
             packed = packer.pack(padding_work(bucket, self.state.size))
-            self.state, sampled = self._step(self.state, packed, self._last_tokens)
+            self.state, sampled = self._step(self.state, packed, self.last_tokens)
             sampled.tokens.block_until_ready()
         if progress is not None:
             progress(len(shapes), len(shapes))

@@ -1,12 +1,21 @@
 """Ends of requests, early and late; refusals; errors that leave nothing behind."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxcache.engine import Engine, Finish, Progress, Request, Result
+from jaxcache.engine import (
+    Engine,
+    Finish,
+    Progress,
+    Request,
+    Result,
+    default_buckets,
+)
 from jaxcache.host.plans import StepPlan
+from jaxcache.inputs.buckets import Buckets
 from tests.engine.serving import SIZE, Golden, make_prompt
 
 
@@ -63,7 +72,7 @@ def test_an_answer_that_ended_early_is_reused_by_the_next_turn(
 def test_a_request_may_be_cancelled_while_it_waits_prefills_or_decodes(
     model: Golden,
 ) -> None:
-    for steps in range(12):
+    for steps in (0, 1, 2, 3, 5, 8, 11):
         engine = model.engine(token_budget=40)
         engine.submit(ask("a", model.prompt, 20))
         engine.submit(ask("b", make_prompt(1, 90), 20))
@@ -166,6 +175,11 @@ def test_a_request_may_decline_reuse(model: Golden) -> None:
             ask("a", np.zeros(200, np.int32), 10),
             "are 200 and 10 tokens and need room for 209; max_tokens is 208",
         ),
+        (ask("a", [1, 2], points=(3,)), "points of request 'a' must be ascending"),
+        (
+            ask("a", [1, 2], points=(1,), reuse=False),
+            r"points of request 'a' must be empty without reuse, got \(1,\)",
+        ),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(
@@ -195,10 +209,11 @@ def test_an_id_under_way_is_refused(model: Golden) -> None:
         ({"token_budget": 0}, "token_budget must be at least 1, got 0"),
         ({"num_rows": 3}, "num_rows must be at least max_seqs = 4"),
         ({"num_pages": 12}, "num_pages of group 0 must be at least 13"),
+        ({"buckets": Buckets((), (16,))}, "buckets must have decode and prefill"),
     ],
 )
 def test_an_engine_that_cannot_work_is_refused(
-    model: Golden, options: dict[str, int], complaint: str
+    model: Golden, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         model.engine(**{**SIZE, **options})
@@ -264,3 +279,38 @@ def test_warming_up_compiles_every_shape_and_serving_none(model: Golden) -> None
     (result,) = engine.serve([ask("a", model.prompt, 48)])
     assert result.tokens == model.generated
     assert engine.compilations == compiled
+
+
+def test_a_request_that_finds_no_room_waits_and_changes_no_token(
+    model: Golden,
+) -> None:
+    # One row a request and none to spare: a request that starts from a snapshot finds
+    # no row of its own while the others run.
+    tight = {
+        "num_rows": SIZE["max_seqs"],
+        "buckets": Buckets(decode=(4,), prefill_tokens=(16,), max_prefill_seqs=4),
+        "token_budget": 16,
+    }
+    requests = [
+        ask(seed, [*model.prompt[: 9 + 8 * (seed % 5)], seed, *range(seed)], 5)
+        for seed in range(16)
+    ]
+    engine = model.engine(**tight)
+    alone = [
+        engine.serve([dataclasses.replace(request, reuse=False)])[0].tokens
+        for request in requests
+    ]
+    assert engine.manager.stats.hits == 0
+    results = engine.serve(requests)
+    assert [result.tokens for result in results] == alone
+    assert engine.manager.stats.refused > 0
+    assert engine.manager.stats.hits > 0
+    engine.check()
+    assert used(engine) == (0, 0)
+
+
+def test_default_buckets_are_few_and_hold_what_the_engine_may_plan() -> None:
+    assert default_buckets(8, 256).count == 5
+    smallest = default_buckets(1, 1)
+    assert (smallest.decode, smallest.prefill_tokens) == ((2,), (2,))
+    assert smallest.count == 3
