@@ -117,6 +117,26 @@ def test_a_hand_over_goes_on_from_a_twins_snapshot() -> None:
     driver.manager.check()
 
 
+def test_a_twins_snapshot_is_read_again_when_the_step_that_read_it_is_abandoned() -> (
+    None
+):
+    driver = Driver(make_manager())
+    for request_id in "ab":
+        driver.add(request_id, PROMPT, points=[20])
+    driver.step([("a", 10), ("b", 10)])
+    driver.step([("a", 10)])
+    # When the row of b arrives, which b has read by then, the tree has that of a.
+    arrives = driver.plan([("b", 10)])
+    reads = driver.plan([("b", 10)], run=False)
+    driver.complete(arrives)
+    driver.manager.check()
+    driver.manager.abandon(reads)
+    driver.manager.check()
+    driver.add("c", random_tokens("takes the row that was given back", 30))
+    driver.step([("c", 30)])
+    driver.prefill("b")
+
+
 def test_twins_end_up_with_the_same_pages() -> None:
     driver = Driver(make_manager())
     driver.add("a", PROMPT)
