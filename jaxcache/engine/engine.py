@@ -365,15 +365,14 @@ class Engine:
     def bytes_copied_for_snapshots(self) -> int:
         """Bytes of rows that were moved to make snapshots, or to read them.
 
-        What the manager had copied, and what the programs that ran copy on their own
-        account, by what the compiler made of them.
+        The manager asks for no such copy and has no way to; this is what the programs
+        that ran copy on their own account, by what the compiler made of them.
         """
         group = self.layout.recurrent_group
         launched = self.pipeline.num_launched
-        unasked = 0
-        if group is not None and launched:
-            unasked = launched * self._step.copied_bytes(group.pools)
-        return self.manager.stats.bytes_copied_for_snapshots + unasked
+        if group is None or not launched:
+            return 0
+        return launched * self._step.copied_bytes(group.pools)
 
     def check(self) -> None:
         """Checks every count of the manager, and that an idle engine reserves nothing.

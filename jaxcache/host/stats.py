@@ -55,13 +55,11 @@ class Stats:
         restarted: Requests started again, since an abandoned step changed their row.
         snapshots_handed_over: Snapshots that are a row which the request had written.
         snapshots_emitted: Snapshots that a kernel wrote as it passed their position.
-        snapshots_copied: Snapshots that are copies.
         snapshots_evicted: Snapshots that gave up their row.
         columns_evicted: Columns of pages that the tree gave up.
         columns_adopted: Columns given back because the tree had the same tokens.
         pages_copied: Pages copied because a prefix ended inside one.
         bytes_copied_for_pages: Bytes of those.
-        bytes_copied_for_snapshots: Bytes of copied snapshots.
         bytes_uploaded: Bytes of step inputs.
         plan_ns: Nanoseconds spent planning.
         complete_ns: Nanoseconds spent completing.
@@ -92,13 +90,11 @@ class Stats:
     restarted: int = 0
     snapshots_handed_over: int = 0
     snapshots_emitted: int = 0
-    snapshots_copied: int = 0
     snapshots_evicted: int = 0
     columns_evicted: int = 0
     columns_adopted: int = 0
     pages_copied: int = 0
     bytes_copied_for_pages: int = 0
-    bytes_copied_for_snapshots: int = 0
     bytes_uploaded: int = 0
     plan_ns: int = 0
     complete_ns: int = 0
