@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcache.host.core import Core
-from jaxcache.host.nodes import Hold, Node, Root, Snapshot
+from jaxcache.host.nodes import Hold, Node, Root, Snapshot, find_partial_page
 from jaxcache.host.requests import NO_ROW, Request
 
 
@@ -127,6 +127,7 @@ def _check_node(core: Core, node: Node) -> None:
         f"{where} has pages of shape {node.pages.shape}, not {shape}",
     )
     _require(node.tail is None or node.end % page, f"{where} needs no tail page")
+    _check_need(core, node, where)
     for key, child in node.children.items():
         _require(
             child.parent is node and child.edge[:4] == key,
@@ -139,6 +140,22 @@ def _check_node(core: Core, node: Node) -> None:
         and all(snapshot.node is node for snapshot in node.snapshots),
         f"{where} has snapshots at {positions}",
     )
+
+
+def _check_need(core: Core, node: Node, where: str) -> None:
+    """Nothing is kept that nobody could ever use."""
+    page = core.size.tokens_per_page
+    if node.tail is not None and node.extent <= node.end - node.end % page:
+        tail, node.tail = node.tail, None
+        is_covered = find_partial_page(node, node.end, page) is not None
+        node.tail = tail
+        _require(not is_covered, f"{where} has a tail page that a node below has too")
+    if not core.pages.num_groups and not node.children and not node.is_pinned:
+        ends = [snapshot.position for snapshot in node.snapshots[-1:]]
+        _require(
+            isinstance(node, Root) or ends == [node.end],
+            f"{where} has tokens after its last snapshot, at {ends}",
+        )
 
 
 def _check_holds(core: Core, nodes: list[Node], requests: list[Request]) -> None:

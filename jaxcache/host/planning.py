@@ -52,12 +52,11 @@ class Planner:
         grown_seats, grown_indices = self._decode(draft, step)
         chunks: list[Chunk] = []
         readings: list[Reading] = []
-        rows_before: list[tuple[int, int, int]] = []
         copies: list[tuple[int, int, int]] = []
         if self._unsettled and draft.seats.size and core.has_rows:
-            self._settle(readings, rows_before)
+            self._settle(readings)
         for intent, points in zip(draft.intents, chosen, strict=True):
-            chunk = self._chunk(intent, points, readings, rows_before, copies)
+            chunk = self._chunk(intent, points, readings, copies)
             chunks.append(chunk)
         self._prefill(chunks, step)
         if copies:
@@ -65,7 +64,7 @@ class Planner:
         step.updates = core.tables.take_updates()
         plan = self._record(draft, chunks, step.updates)
         plan.grown_seats, plan.grown_indices = grown_seats, grown_indices
-        plan.readings, plan.rows_before = readings, rows_before
+        plan.readings = readings
         core.in_flight.append(plan)
         try:
             plan.inputs = self._packer.pack(step)
@@ -102,9 +101,7 @@ class Planner:
         step.decode_tokens = tokens
         return grown_seats, grown_indices
 
-    def _settle(
-        self, readings: list[Reading], rows_before: list[tuple[int, int, int]]
-    ) -> None:
+    def _settle(self, readings: list[Reading]) -> None:
         """Sets the rows of decode entries that do not simply go on in their own."""
         core = self._core
         for seat in list(self._unsettled):
@@ -112,18 +109,12 @@ class Planner:
             if request is None:
                 self._unsettled.discard(seat)
             elif core.seats.last_plan[seat] == core.number:
-                self._set_rows(request, readings, rows_before)
+                self._set_rows(request, readings)
 
-    def _set_rows(
-        self,
-        request: Request,
-        readings: list[Reading],
-        rows_before: list[tuple[int, int, int]],
-    ) -> None:
+    def _set_rows(self, request: Request, readings: list[Reading]) -> None:
         """Brings a request's entry of the row index up to date for this step."""
         tables, seat = self._core.tables, request.seat
         row = request.row if request.reads is None else request.reads
-        rows_before.append((seat, *tables.rows(seat)))
         tables.set_rows(seat, row, request.row)
         if request.reads is None:
             self._unsettled.discard(seat)
@@ -169,7 +160,6 @@ class Planner:
         intent: Intent,
         points: list[Point],
         readings: list[Reading],
-        rows_before: list[tuple[int, int, int]],
         copies: list[tuple[int, int, int]],
     ) -> Chunk:
         core, request = self._core, intent.request
@@ -187,7 +177,7 @@ class Planner:
             pairs = zip(request.found.source.tolist(), table.tolist(), strict=True)
             copies.extend((group, *pair) for group, pair in enumerate(pairs))
         if core.has_rows:
-            self._set_rows(request, readings, rows_before)
+            self._set_rows(request, readings)
         chunk = Chunk(
             request=request,
             seat=seat,
@@ -314,17 +304,14 @@ class Planner:
         array.last_plan[seats] = plan.number - 1
         if plan.grown_seats.size:
             self._undo_growth(plan, seats)
-        for seat, read, write in plan.rows_before:
-            if array.owners[seat] is not None and seat in seats:
-                core.tables.set_rows(seat, read, write)
-                self._unsettled.add(seat)
+        # Their rows are set anew in the next plan that has them.
+        self._unsettled.update(seats.tolist())
         read_elsewhere = {reading.request for reading in plan.readings}
         for chunk in plan.chunks:
             self._undo_chunk(chunk)
         for reading in plan.readings:
             if reading.request.seat >= 0 and not reading.request.is_closed:
                 reading.request.reads = reading.row
-                self._unsettled.add(reading.request.seat)
         if ran:
             # What such a seat sampled last on the device is not the token of the last
             # plan that counts, and a row that was read and written is gone.

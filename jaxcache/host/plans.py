@@ -118,7 +118,6 @@ class StepPlan:
         "num_decode",
         "number",
         "readings",
-        "rows_before",
         "seats",
         "starts",
         "status",
@@ -152,7 +151,6 @@ class StepPlan:
         self.grown_seats: Int64s
         self.grown_indices: Int64s
         self.readings: list[Reading]
-        self.rows_before: list[tuple[int, int, int]]
         self.status = IN_FLIGHT
         self._requests = requests
         self._bucket = bucket

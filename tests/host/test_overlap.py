@@ -139,6 +139,15 @@ def test_an_abandoned_plan_was_never_made() -> None:
     driver.prefill("a")
 
 
+def test_the_points_of_an_abandoned_plan_are_taken_by_the_next() -> None:
+    driver = make_driver()
+    driver.add("a", PROMPT, points=[25])
+    driver.step([("a", 20)])
+    driver.manager.abandon(driver.plan([("a", 30)], run=False))
+    driver.prefill("a")
+    assert driver.manager.stats.snapshots == {"marked": 1, "boundary": 1}
+
+
 def test_updates_of_an_abandoned_plan_are_sent_again() -> None:
     driver = make_driver()
     driver.add("a", PROMPT)
