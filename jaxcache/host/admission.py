@@ -6,9 +6,13 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from jaxcache.host.eviction import Eviction
 from jaxcache.host.snapshots import Emission, SnapshotPolicy
 from jaxcache.inputs.packing import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+
+# What an eviction queue must be able to do.
+_QUEUE = ("insert", "touch", "remove", "victim", "__contains__", "__len__", "__iter__")
 
 
 def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) -> bytes:
@@ -85,9 +89,15 @@ def read_points(
 
 
 def check_options(
-    layout: CacheLayout, buckets: Buckets, policy: SnapshotPolicy, emission: Emission
+    layout: CacheLayout,
+    buckets: Buckets,
+    policy: SnapshotPolicy,
+    emission: Emission,
+    eviction: Eviction,
 ) -> None:
-    """Refuses options with which no snapshot inside a chunk would ever be taken.
+    """Refuses options that would fail when they are used, or never take a snapshot.
+
+    A policy that fails when a request ends fails too late: its id is forgotten then.
 
     Raises:
         ValueError: naming the option, with what would work.
@@ -98,6 +108,20 @@ def check_options(
         raise ValueError(f"emission must be an Emission, got {emission!r}")
     if not callable(getattr(policy, "points", None)):
         raise ValueError(f"policy must have a method points, got {policy!r}")
+    if isinstance(policy, type) or not isinstance(
+        getattr(policy, "response", None), bool
+    ):
+        raise ValueError(
+            f"policy must be an object whose response is True or False, got {policy!r}"
+        )
+    for name in ("snapshots", "leaves"):
+        queue = getattr(eviction, name, None)
+        missing = [method for method in _QUEUE if not hasattr(queue, method)]
+        if isinstance(eviction, type) or missing:
+            raise ValueError(
+                f"eviction must be an object whose {name} is an EvictionQueue, with "
+                f"{', '.join(_QUEUE)}, got {eviction!r}"
+            )
     if layout.has_recurrent and emission.grid and not buckets.max_snapshots:
         raise ValueError(
             "buckets.max_snapshots must be at least 2 where states are emitted inside "

@@ -99,11 +99,13 @@ class CacheManager:
             ValueError: if the arguments do not belong together, or one request of
                 `max_tokens` could never run.
         """
-        policy, emission = policy or auto(), emission or Emission.anywhere()
+        policy = auto() if policy is None else policy
+        emission = Emission.anywhere() if emission is None else emission
+        eviction = Lru() if eviction is None else eviction
         check_size(layout, size)
-        check_options(layout, buckets, policy, emission)
+        check_options(layout, buckets, policy, emission, eviction)
         pages, rows = PagePools(size), RowPool(size)
-        tree = PrefixTree(layout, size, pages, rows, eviction or Lru())
+        tree = PrefixTree(layout, size, pages, rows, eviction)
         self._core = Core(
             layout=layout,
             size=size,

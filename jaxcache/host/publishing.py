@@ -9,6 +9,7 @@ the tokens before it; lookups use it from the moment the page is there: when it 
 or when the request ends. The rows of snapshots are given to the tree, never copied.
 """
 
+import contextlib
 from typing import Any
 
 import numpy.typing as npt
@@ -132,14 +133,20 @@ class Publisher:
             return before
         table = core.tables.page_table[:, seat]
         pages = end // self._page
-        node, adopted = core.tree.insert(
-            request.scope,
-            before,
-            start,
-            core.seats.data(seat, start, end),
-            table[:, request.shared : pages],
-            table[:, pages].copy() if with_tail else None,
-        )
+        try:
+            node, adopted = core.tree.insert(
+                request.scope,
+                before,
+                start,
+                core.seats.data(seat, start, end),
+                table[:, request.shared : pages],
+                table[:, pages].copy() if with_tail else None,
+            )
+        except BaseException:
+            # The tree may have them by now: pages that are lost do less harm than
+            # pages with two owners.
+            request.shared = pages + with_tail
+            raise
         if adopted:
             core.tables.mark_pages(seat, request.shared, request.shared + adopted)
             core.tally.counts["columns_adopted"] += adopted
@@ -211,19 +218,25 @@ class Publisher:
     # -- the end -----------------------------------------------------------------------
 
     def close(self, request: Request) -> None:
-        """Ends a request that no plan in flight has: publishes, and gives all back."""
+        """Ends a request that no plan in flight has: publishes, and gives all back.
+
+        All is given back even where publishing fails, as nobody could ask again.
+        """
         core = self._core
         request.is_closed = True
-        if request.seat >= 0:
-            history = int(core.seats.history[request.seat])
-            if request.end == "finished":
-                self._publish_response(request, history)
-            else:
-                self._publish_begun_page(request)
-            self._give_pages_back(request)
-        core.let_go(request)
-        if request.seat >= 0:
-            self._planner.leave_seat(request)
+        try:
+            if request.seat >= 0:
+                history = int(core.seats.history[request.seat])
+                if request.end == "finished":
+                    self._publish_response(request, history)
+                else:
+                    self._publish_begun_page(request)
+        finally:
+            if request.seat >= 0:
+                self._give_pages_back(request)
+            core.let_go(request)
+            if request.seat >= 0:
+                self._planner.leave_seat(request)
 
     def start_again(self, request: Request) -> None:
         """Lets a request wait again that has lost its row; its tokens stay known."""
@@ -267,8 +280,8 @@ class Publisher:
         if has_row:
             assert node is not None
             point = Point(history, RESPONSE)
-            self._publish_row(request, node, point, request.row, _HANDED)
-            request.row = NO_ROW
+            row, request.row = request.row, NO_ROW
+            self._publish_row(request, node, point, row, _HANDED)
 
     def _publish_begun_page(self, request: Request) -> None:
         """Publishes the begun page if a snapshot of the request lies inside it."""
@@ -289,18 +302,25 @@ class Publisher:
         core.pages.put(own)
 
     def settle(self) -> None:
-        """Ends or restarts the requests that only waited for a plan in flight."""
+        """Ends or restarts the requests that only waited for a plan in flight.
+
+        If one of them fails, the others are settled all the same.
+        """
+        waiting, self._core.ending = self._core.ending, []
+        with contextlib.ExitStack() as stack:
+            for request in reversed(waiting):
+                stack.callback(self._settle, request)
+
+    def _settle(self, request: Request) -> None:
         core = self._core
-        waiting, core.ending = core.ending, []
-        for request in waiting:
-            if request.is_closed:
-                continue
-            if core.is_in_flight(request):
-                core.ending.append(request)
-            elif request.end is not None:
-                self.close(request)
-            else:
-                request.is_halted = False
-                if request.is_lost and request.seat >= 0:
-                    self.start_again(request)
-                request.is_lost = False
+        if request.is_closed:
+            return
+        if core.is_in_flight(request):
+            core.ending.append(request)
+        elif request.end is not None:
+            self.close(request)
+        else:
+            request.is_halted = False
+            if request.is_lost and request.seat >= 0:
+                self.start_again(request)
+            request.is_lost = False

@@ -222,23 +222,35 @@ class Sizer:
             before.append((request, self._core.held(request), request.version))
             self._core.look_up(request, copies=self._core.copies)
 
-    def _intent(self, request: Request, num_tokens: int, unit: int) -> Intent | None:
+    def _points(self, request: Request, reused: int) -> list[Point]:
+        """Returns the points of a request that begins."""
+        core = self._core
+        if not core.has_rows or not request.reuse:
+            return []
+        return wanted_points(
+            core.policy,
+            core.emission,
+            request.marked,
+            request.length,
+            reused,
+            request.found.lookup.matched_tokens,
+            self._page,
+        )
+
+    def _intent(
+        self,
+        request: Request,
+        num_tokens: int,
+        unit: int,
+        points: list[Point] | None = None,
+    ) -> Intent | None:
         """Returns the chunk that a request runs next, `None` to skip the step."""
         core = self._core
         if request.seat == NO_SEAT:
             lookup = request.found.lookup
             start, pages = lookup.reused_tokens, lookup.reused_tokens // self._page
-            points: list[Point] = []
-            if core.has_rows and request.reuse:
-                points = wanted_points(
-                    core.policy,
-                    core.emission,
-                    request.marked,
-                    request.length,
-                    start,
-                    lookup.matched_tokens,
-                    self._page,
-                )
+            if points is None:
+                points = self._points(request, start)
         else:
             start = int(core.seats.planned[request.seat])
             pages = core.seats.num_pages(request.seat)
@@ -311,6 +323,8 @@ class Sizer:
             return True
         if len(draft.intents) + draft.seats.size > 1:
             return False
+        # Asked before anything is given up, since the policy may fail.
+        anew = [self._points(i.request, 0) for i in draft.intents if i.is_first]
         # One alone fits for certain, so this need not be undone.
         self.tidy(draft)
         if self._refusal(draft) is None:
@@ -320,7 +334,7 @@ class Sizer:
         intent = draft.intents[0]
         request = intent.request
         self._take_hold(draft, request)
-        again = self._intent(request, intent.length, 1)
+        again = self._intent(request, intent.length, 1, anew[0])
         assert again is not None
         draft.intents[0] = again
         draft.bucket = core.buckets.select(0, 1, again.length)

@@ -12,6 +12,7 @@ it. The state at the end of what was generated, `response`, serves the next turn
 """
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -149,9 +150,14 @@ def wanted_points(
     matched: int,
     tokens_per_page: int,
 ) -> list[Point]:
-    """Returns the points that a prompt will be asked for, in order, each once."""
+    """Returns the points that a prompt will be asked for, in order, each once.
+
+    Raises:
+        ValueError: if the policy gives anything else than points.
+    """
     points = {}
-    for point in policy.points(prompt_tokens, reused, matched, tokens_per_page):
+    given = policy.points(prompt_tokens, reused, matched, tokens_per_page)
+    for point in _read_points(policy, given):
         placed = emission.place(point)
         points[placed.position] = placed
     for position in marked:
@@ -161,6 +167,21 @@ def wanted_points(
         for position in sorted(points)
         if reused < position <= prompt_tokens
     ]
+
+
+def _read_points(policy: SnapshotPolicy, given: Sequence[Point]) -> list[Point]:
+    points = []
+    try:
+        for position, kind in given:
+            if not isinstance(kind, str):
+                raise TypeError
+            points.append(Point(operator.index(position), kind))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"policy must give points, each an integer position with the name of a "
+            f"kind, got {given!r} of {policy!r}"
+        ) from None
+    return points
 
 
 def cut_chunk(

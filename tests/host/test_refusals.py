@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from jaxcache.host.errors import StalePlan, UnknownRequest
+from jaxcache.host.eviction import Lru
 from jaxcache.host.manager import CacheManager
-from jaxcache.host.snapshots import Emission
+from jaxcache.host.snapshots import Auto, Emission, Point
 from jaxcache.layouts import CacheSize
 from tests.host.caches import make_buckets, make_layout, make_manager
 from tests.host.driver import Driver
@@ -83,6 +84,35 @@ def test_a_policy_needs_points() -> None:
         ValueError, match="policy must have a method points, got 'auto'"
     ):
         make(policy="auto")
+
+
+class WithoutResponse:
+    points = Auto().points
+
+
+@pytest.mark.parametrize("policy", [WithoutResponse(), Auto, Auto(response=None)])  # type: ignore[arg-type]
+def test_a_policy_needs_a_response(policy: Any) -> None:
+    with pytest.raises(ValueError, match="policy must be an object whose response is"):
+        make(policy=policy)
+
+
+@pytest.mark.parametrize("option", ["policy", "emission", "eviction"])
+@pytest.mark.parametrize("value", [0, "", [], {}])
+def test_what_is_false_is_no_default(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{option} must "):
+        make(**{option: value})
+
+
+class HalfAnEviction:
+    def __init__(self) -> None:
+        self.snapshots = Lru().snapshots
+        self.leaves: list[Any] = []
+
+
+@pytest.mark.parametrize("eviction", [HalfAnEviction(), Lru, "lru"])
+def test_an_eviction_needs_two_queues(eviction: Any) -> None:
+    with pytest.raises(ValueError, match="eviction must be an object whose"):
+        make(eviction=eviction)
 
 
 def test_an_emission_is_needed() -> None:
@@ -225,6 +255,67 @@ def test_a_request_of_max_tokens_cannot_go_on() -> None:
     with pytest.raises(ValueError, match="'a' has max_tokens = 50 tokens; finish it"):
         driver.plan([("a", 1)])
     driver.finish("a")
+
+
+class Policy:
+    """Gives what it is told to, and fails at the end if it is told so."""
+
+    def __init__(self, given: Any = ()) -> None:
+        self.given = given
+        self.fails = False
+
+    @property
+    def response(self) -> bool:
+        if self.fails:
+            raise ZeroDivisionError
+        return True
+
+    def points(self, *about: int) -> Any:
+        del about
+        return self.given
+
+
+@pytest.mark.parametrize(
+    "given", [None, 3, [16], [("boundary", 16)], [(16, 3)], [(1.5, "boundary")]]
+)
+def test_a_policy_that_gives_no_points_is_refused(given: Any) -> None:
+    driver = Driver(make_manager(policy=Policy(given)))
+    driver.add("a", PROMPT)
+    before = describe(driver.manager._core)
+    with pytest.raises(ValueError, match="policy must give points, each an integer"):
+        driver.manager.plan([("a", 5)])
+    assert describe(driver.manager._core) == before
+
+
+def test_a_policy_may_give_points_of_its_own_kind() -> None:
+    driver = Driver(make_manager(policy=Policy([Point(20, "mine")])))
+    driver.serve("a", PROMPT.tolist())
+    assert driver.manager.stats.snapshots["mine"] == 1
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_policy_that_fails_at_the_end_leaks_nothing(*, in_flight: bool) -> None:
+    policy = Policy()
+    driver = Driver(make_manager(policy=policy))
+    manager = driver.manager
+    for request_id in ("a", "b"):
+        driver.add(request_id, PROMPT)
+        driver.prefill(request_id)
+    policy.fails = True
+    if in_flight:
+        plan = driver.plan([("a", 1), ("b", 1)])
+        manager.finish("a")
+        manager.finish("b")
+        with pytest.raises(ZeroDivisionError):
+            driver.complete(plan)
+    else:
+        for request_id in ("a", "b"):
+            with pytest.raises(ZeroDivisionError):
+                manager.finish(request_id)
+    assert len(manager) == manager.stats.running == 0
+    manager.check()
+    for use in (*manager.stats.pages, manager.stats.rows):
+        assert use.free + use.evictable == use.total
 
 
 # -- completing ------------------------------------------------------------------------
