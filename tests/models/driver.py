@@ -211,28 +211,39 @@ class Driver:
         return tokens
 
     def buffer(self, layer_id: int, role: str, slots: Sequence[int]) -> Array:
-        """Reads `[slots, units, *unit_shape]`, the model's own units.
-
-        Units that are repeated over shards must be equal.
-        """
-        layout = self.compiled.layout
-        where = layout.locate(layer_id, role)
-        values = np.asarray(self.state.pools[where.pool])[list(slots), :, where.buffer]
-        units, cache_units = layout.units(layer_id, role), values.shape[1]
-        copies = values.reshape(
-            len(slots), units, cache_units // units, *values.shape[2:]
-        )
-        for copy in range(1, copies.shape[2]):
-            np.testing.assert_array_equal(copies[:, :, copy], copies[:, :, 0])
-        return np.asarray(copies[:, :, 0])
+        """Reads `[slots, units, *unit_shape]`, the model's own units."""
+        return read_units(self.state, layer_id, role, slots)
 
     def tokens_of(
         self, seat: int, layer_id: int, role: str, pages: Sequence[int]
     ) -> Array:
         """Reads `[units, history, dim]` of a page role."""
-        values = np.moveaxis(self.buffer(layer_id, role, pages), 0, 1)
-        by_token = values.reshape(values.shape[0], -1, values.shape[-1])
-        return by_token[:, : self.histories[seat]]
+        return read_tokens(self.state, layer_id, role, pages)[:, : self.histories[seat]]
+
+
+def read_units(
+    state: CacheState, layer_id: int, role: str, slots: Sequence[int]
+) -> Array:
+    """Reads `[slots, units, *unit_shape]` of a cache, the model's own units.
+
+    Units that are repeated over shards must be equal.
+    """
+    layout = state.layout
+    where = layout.locate(layer_id, role)
+    values = np.asarray(state.pools[where.pool])[list(slots), :, where.buffer]
+    units, cache_units = layout.units(layer_id, role), values.shape[1]
+    copies = values.reshape(len(slots), units, cache_units // units, *values.shape[2:])
+    for copy in range(1, copies.shape[2]):
+        np.testing.assert_array_equal(copies[:, :, copy], copies[:, :, 0])
+    return np.asarray(copies[:, :, 0])
+
+
+def read_tokens(
+    state: CacheState, layer_id: int, role: str, pages: Sequence[int]
+) -> Array:
+    """Reads `[units, tokens, dim]` of a page role, all tokens of the pages."""
+    values = np.moveaxis(read_units(state, layer_id, role, pages), 0, 1)
+    return values.reshape(values.shape[0], -1, values.shape[-1])
 
 
 def _poison(state: CacheState) -> CacheState:

@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from safetensors.numpy import load_file
 
+from jaxcache.device.state import CacheState
 from jaxcache.layouts import CacheLayout
 from jaxcache.layouts.roles import (
     CONV_B,
@@ -22,7 +24,7 @@ from jaxcache.layouts.roles import (
     VALUE,
 )
 from jaxcache.models import load_model
-from tests.models.driver import Compiled, Driver
+from tests.models.driver import Compiled, Driver, read_tokens, read_units
 
 Array = np.ndarray[Any, Any]
 
@@ -102,21 +104,42 @@ def load_golden(name: str) -> Golden:
 
 
 @functools.cache
-def compiled(name: str, num_shards: int = 1) -> Compiled:
+def compiled(
+    name: str, num_shards: int = 1, *, match_transformers: bool = True
+) -> Compiled:
     """Returns the steps of one golden model on a mesh of CPU devices."""
     mesh = jax.sharding.Mesh(jax.devices()[:num_shards], ("tensor",))
-    model = load_model(FOLDER / name, mesh=mesh, match_transformers=True)
+    model = load_model(FOLDER / name, mesh=mesh, match_transformers=match_transformers)
     return Compiled(model, mesh)
+
+
+def check_logits(name: str, golden: Golden, logits: Array, start: int) -> None:
+    """Checks the logits of prompt tokens from position `start` on.
+
+    No golden element is further from the exact one than its tolerance, and but few are
+    further than `TOLERANCE`.
+    """
+    expected = golden.logits[start : start + len(logits)]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=LOGITS_TOLERANCE[name])
+    assert (np.abs(logits - expected) <= TOLERANCE).mean() >= 0.999
 
 
 def check_state(driver: Driver, golden: Golden, seat: int, pages: list[int]) -> None:
     """Checks everything the cache holds of a request that ran all golden tokens."""
-    layout = driver.compiled.layout
-    for (layer_id, role), expected in golden.buffers(layout).items():
+    assert driver.histories[seat] == len(golden.tokens)
+    check_cache(driver.state, golden, pages, driver.row(seat))
+
+
+def check_cache(
+    state: CacheState, golden: Golden, pages: Sequence[int], row: int
+) -> None:
+    """Checks the pages and the row that hold all golden tokens."""
+    for (layer_id, role), expected in golden.buffers(state.layout).items():
         if role in (KEY, VALUE):
-            actual = driver.tokens_of(seat, layer_id, role, pages)
+            actual = read_tokens(state, layer_id, role, pages)
+            actual = actual[:, : len(golden.tokens)]
         else:
-            actual = driver.buffer(layer_id, role, [driver.row(seat)])[0]
+            actual = read_units(state, layer_id, role, [row])[0]
         np.testing.assert_allclose(
             actual, expected, rtol=0, atol=TOLERANCE, err_msg=f"{role} of {layer_id}"
         )

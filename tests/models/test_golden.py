@@ -5,24 +5,15 @@ import pytest
 
 from tests.models.driver import Driver, Prefill
 from tests.models.golden import (
-    LOGITS_TOLERANCE,
     NAMES,
     Golden,
+    check_logits,
     check_state,
     compiled,
     load_golden,
 )
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
-
-
-def check_logits(name: str, golden: Golden, logits: np.ndarray, start: int) -> None:
-    np.testing.assert_allclose(
-        logits,
-        golden.logits[start : start + len(logits)],
-        rtol=0,
-        atol=LOGITS_TOLERANCE[name],
-    )
 
 
 def check_continuation(driver: Driver, golden: Golden, seat: int, token: int) -> None:
@@ -122,3 +113,31 @@ def test_a_request_on_a_mesh_is_golden(name: str, num_shards: int) -> None:
         token = int(driver.run({0: token}, [Prefill(2, [step, 1])])[0][0].argmax())
     assert tokens == golden.generated.tolist()
     check_state(driver, golden, 0, driver.pages(0))
+
+
+def test_a_snapshot_on_a_mesh_is_golden(name: str) -> None:
+    golden, driver = load_golden(name), Driver(compiled(name, 4))
+    snapshot = driver.row(7)
+    other = golden.prompt.copy()
+    other[37:] = (other[37:] + 1) % 256
+    driver.start(0)
+    driver.start(1)
+    # As above, seat 0 decodes in every step so that there is one program.
+    for start in range(0, 150, 64):
+        emitted = [(37, snapshot)] if start == 0 else []
+        part = other[start : start + 64].tolist()
+        driver.run({0: 7}, [Prefill(1, part, emitted)])
+    driver.start(2, snapshot=snapshot, reuse_of=1, length=37)
+    parts = []
+    for start in range(37, 150, 64):
+        part = golden.prompt[start : start + 64].tolist()
+        parts.append(driver.run({0: 7}, [Prefill(2, part)])[2])
+    check_logits(name, golden, np.concatenate(parts), 37)
+    driver.start(3)
+    tokens = []
+    token = int(parts[-1][-1].argmax())
+    for step in range(48):
+        tokens.append(token)
+        token = int(driver.run({2: token}, [Prefill(3, [step, 1])])[2][0].argmax())
+    assert tokens == golden.generated.tolist()
+    check_state(driver, golden, 2, driver.pages(1)[:2] + driver.pages(2)[2:])
