@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from jaxcache.engine import Engine, ModelStep
+from jaxcache.engine import Engine, ModelStep, Request, Result
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.models import load_model
 
@@ -55,3 +55,22 @@ def load_golden(name: str) -> Golden:
 def make_prompt(seed: int, length: int) -> np.ndarray:
     """A prompt of random bytes."""
     return np.random.default_rng(seed).integers(0, 256, length, np.int32)
+
+
+def serve_and_watch(engine: Engine, request: Request) -> tuple[Result, list[int], int]:
+    """Serves one request; returns also the pages and the row that it wrote last.
+
+    What they hold stays until the engine has need of them.
+    """
+    engine.submit(request)
+    finished: tuple[Result, ...] = ()
+    while not finished:
+        if request.id in engine.manager:
+            (seat,) = engine.manager.seats_of([request.id])
+        finished = engine.step().finished
+    (result,) = finished
+    state = engine.pipeline.state
+    (pages,) = np.asarray(state.page_table)[:, seat]
+    num_tokens = result.prompt_tokens + len(result.tokens) - 1
+    num_pages = -(-num_tokens // state.layout.tokens_per_page)
+    return result, pages[:num_pages].tolist(), int(state.row_index[1, seat])
