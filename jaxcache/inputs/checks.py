@@ -69,6 +69,18 @@ def check_seats(work: "StepWork", size: CacheSize) -> None:
         )
 
 
+def refuse_tokens(work: "StepWork", smallest: int) -> None:
+    """Raises the error of the first token id below `smallest`."""
+    for name in ("decode_tokens", "prefill_tokens"):
+        tokens: Int32s = getattr(work, name)
+        if (tokens < smallest).any():
+            raise ValueError(
+                f"{name} must be token ids >= 0, or {smallest} for the token sampled "
+                f"last, got {tokens[tokens < smallest].tolist()}"
+            )
+    raise AssertionError("a token id out of bounds belongs to one of the fields above")
+
+
 def check_prefill(work: "StepWork", size: CacheSize) -> None:
     """Refuses chunks that do not add up, or run past the longest history."""
     lens = work.prefill_lens

@@ -20,6 +20,7 @@ from jaxcache.inputs.checks import (
     check_seats,
     check_snapshots,
     refuse_bounded,
+    refuse_tokens,
 )
 from jaxcache.layouts import CacheLayout, CacheSize
 
@@ -197,6 +198,8 @@ class Packer:
             packed[starts + skip : starts + skip + num_seqs] = work.prefill_starts
             packed[lens : lens + num_seqs] = work.prefill_lens
             check_prefill(work, self.size)
+        if packed[sections["token_ids"]].min() < NEXT_TOKEN:
+            refuse_tokens(work, NEXT_TOKEN)
         if num_snapshots:
             check_snapshots(work, self.size, bucket)
             at = sections["snapshot_position"].start

@@ -284,6 +284,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decode_seats": [-1]}, "decode_seats must be from 0 to below 6, got [-1]"),
     ({"decode_positions": [16]}, "decode_positions must be from 0 to below 16"),
     ({"decode_positions": []}, "decode_positions must have shape (1, as decode_seats"),
+    ({"decode_tokens": [-2]}, "decode_tokens must be token ids >= 0, or -1 for"),
+    ({"prefill_tokens": [1, -2, 3]}, "prefill_tokens must be token ids >= 0, or -1"),
     ({"prefill_seats": [0]}, "must not name a seat twice, got seats [0] more than"),
     ({"prefill_starts": [-1]}, "prefill_starts must be from 0 to below 16, got [-1]"),
     ({"prefill_starts": [14]}, "must be at most max_tokens = 16, got [17]"),
