@@ -26,7 +26,12 @@ def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) ->
     Raises:
         ValueError: saying what is wrong with it.
     """
-    tokens = np.asarray(prompt)
+    try:
+        tokens = np.asarray(prompt)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"prompt of request {request_id!r} must be an array of shape (n,): {error}"
+        ) from error
     if tokens.ndim != 1 or not tokens.size:
         raise ValueError(
             f"prompt of request {request_id!r} must have shape (n,), n at least 1, "
@@ -71,13 +76,14 @@ def read_points(
     Raises:
         ValueError: if they are not ascending positions inside the prompt.
     """
-    if not len(points):
-        return ()
     try:
+        if not len(points):
+            return ()
         positions = tuple(operator.index(position) for position in points)
     except TypeError:
         raise ValueError(
-            f"points of request {request_id!r} must be integers, got {points!r}"
+            f"points of request {request_id!r} must be integers in a sequence, "
+            f"got {points!r}"
         ) from None
     ordered = sorted(set(positions))
     if list(positions) != ordered or ordered[0] < 1 or ordered[-1] > prompt_tokens:

@@ -21,6 +21,18 @@ from jaxcache.layouts import CacheLayout, CacheSize
 _REMEMBERED_ENDS = 1024
 
 
+def check_hashable(name: str, value: object) -> None:
+    """Refuses what cannot be looked up.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        raise ValueError(f"{name} must be hashable, got {value!r}") from None
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Core:
     """What the manager knows.
@@ -82,7 +94,9 @@ class Core:
 
         Raises:
             UnknownRequest: saying what became of it.
+            ValueError: if it cannot be the id of any.
         """
+        check_hashable("request_id", request_id)
         request = self.requests.get(request_id)
         if request is not None:
             return request

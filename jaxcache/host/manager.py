@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxcache.host.admission import check_options, check_size, read_points, read_prompt
-from jaxcache.host.core import Core
+from jaxcache.host.core import Core, check_hashable
 from jaxcache.host.errors import (
     OutOfPages,
     OutOfRows,
@@ -156,6 +156,8 @@ class CacheManager:
                 never fit.
         """
         core = self._core
+        check_hashable("request_id", request_id)
+        check_hashable("scope", scope)
         if request_id in core.requests:
             raise ValueError(f"request_id {request_id!r} is under way already")
         data = read_prompt(request_id, prompt, core.size.max_tokens)
@@ -165,7 +167,6 @@ class CacheManager:
                 f"points of request {request_id!r} must be empty without reuse, "
                 f"got {marked}"
             )
-        hash(scope)
         if reuse:
             found = core.finder.find(scope, data, copies=core.copies)
         else:
@@ -233,7 +234,12 @@ class CacheManager:
                 f"{plan} must wait for plan {core.in_flight[0].number}: plans are "
                 f"completed in their order"
             )
-        tokens = np.asarray(next_tokens)
+        try:
+            tokens = np.asarray(next_tokens)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"next_tokens must be an array of shape {plan.seats.shape}: {error}"
+            ) from error
         if tokens.shape != plan.seats.shape or tokens.dtype.kind not in "iu":
             raise ValueError(
                 f"next_tokens must be integers of shape {plan.seats.shape}, one for "
@@ -357,6 +363,10 @@ class CacheManager:
     def __contains__(self, request_id: Hashable) -> bool:
         """Whether a request of this id is under way."""
         return request_id in self._core.requests
+
+    def __bool__(self) -> bool:
+        """Always true, also while no request is under way."""
+        return True
 
     def __len__(self) -> int:
         """How many requests are under way, waiting ones included."""

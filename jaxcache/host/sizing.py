@@ -6,7 +6,9 @@ holds again what it held before.
 """
 
 import dataclasses
+import operator
 from collections.abc import Hashable, Sequence
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from jaxcache.host.requests import NO_SEAT, Request
 from jaxcache.host.snapshots import Point, cut_chunk, wanted_points
 from jaxcache.inputs.packing import Bucket
 
-Work = Sequence[tuple[Hashable, int]]
+Work = Sequence[tuple[Hashable, SupportsIndex]]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -142,23 +144,30 @@ class Sizer:
         self, work: Work
     ) -> tuple[list[Request], Int64s, list[tuple[Request, int]]]:
         """Returns the requests that decode, their seats, and those that prefill."""
-        items = tuple(work)
-        if items == self._work and self._epoch == self._core.epoch:
+        try:
+            items = tuple(work)
+        except TypeError:
+            raise ValueError(
+                f"work must be a sequence of pairs (request_id, num_tokens), "
+                f"got {work!r}"
+            ) from None
+        if self._epoch == self._core.epoch and self._is_as_before(items):
             return self._requests, self._seats, []
         if not items:
             raise ValueError("work must name at least one request, got none")
         requests: list[Request] = []
         prefill: list[tuple[Request, int]] = []
         get = self._core.requests.get
-        for request_id, num_tokens in items:
-            request = get(request_id)
+        pairs: list[tuple[Hashable, int]] = []
+        for item in items:
+            request_id, num_tokens = _read_pair(item)
+            try:
+                request = get(request_id)
+            except TypeError:
+                request = None
             if request is None:
                 request = self._core.request(request_id)
-            if type(num_tokens) is not int or num_tokens < 1:
-                raise ValueError(
-                    f"work must give request {request_id!r} at least 1 token, "
-                    f"got {num_tokens!r}"
-                )
+            pairs.append((request_id, num_tokens))
             if request.is_halted:
                 raise ValueError(
                     f"work must not name request {request_id!r} yet: its step that was "
@@ -169,16 +178,28 @@ class Sizer:
             else:
                 prefill.append((request, num_tokens))
         if len({*requests, *(request for request, _ in prefill)}) < len(items):
-            ids = [request_id for request_id, _ in items]
+            ids = [request_id for request_id, _ in pairs]
             twice = sorted({repr(i) for i in ids if ids.count(i) > 1})
             raise ValueError(
                 f"work must name each request once, got {', '.join(twice)} twice"
             )
         seats = np.array([request.seat for request in requests], np.int64)
         if not prefill:
-            self._work, self._epoch = items, self._core.epoch
+            self._work, self._epoch = tuple(pairs), self._core.epoch
             self._requests, self._seats = requests, seats
         return requests, seats, prefill
+
+    def _is_as_before(self, items: tuple[Any, ...]) -> bool:
+        """Whether these are the decode entries of the last plan, with plain numbers."""
+        try:
+            if items != self._work:
+                return False
+        except ValueError:
+            # Arrays that do not say whether they equal something.
+            return False
+        # True and 1.0 equal 1 as well.
+        numbers = map(operator.itemgetter(1), items)
+        return {*map(type, numbers)} == {int}
 
     def _refuse_full(self, requests: list[Request], positions: Int64s) -> None:
         request = requests[int(positions.argmax())]
@@ -362,3 +383,33 @@ class Sizer:
         """Lets requests hold again what they held before."""
         while before:
             self._core.hold_instead(*before.pop())
+
+
+def _read_pair(item: Any) -> tuple[Hashable, int]:
+    """Returns a request's id and its number of tokens.
+
+    Raises:
+        ValueError: if it is no such pair.
+    """
+    try:
+        request_id, number = item
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"work must hold pairs (request_id, num_tokens), got {item!r}"
+        ) from None
+    num_tokens = number if type(number) is int else _as_int(number)
+    if num_tokens < 1:
+        raise ValueError(
+            f"work must give request {request_id!r} at least 1 token, got {number!r}"
+        )
+    return request_id, num_tokens
+
+
+def _as_int(number: Any) -> int:
+    """Returns an integer of another type as an int, 0 for what is none."""
+    if isinstance(number, bool | np.bool_):
+        return 0
+    try:
+        return operator.index(number)
+    except TypeError:
+        return 0

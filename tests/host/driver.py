@@ -9,6 +9,7 @@ from jaxcache.host.lookup import Lookup
 from jaxcache.host.manager import CacheManager
 from jaxcache.host.nodes import Int32s
 from jaxcache.host.plans import StepPlan
+from jaxcache.host.sizing import Work
 from tests.host.device_model import Device, Truth
 
 
@@ -43,9 +44,7 @@ class Driver:
         self.truths[request_id] = Truth([int(token) for token in prompt], scope)
         return lookup
 
-    def plan(
-        self, work: Sequence[tuple[Hashable, int]], *, run: bool = True
-    ) -> StepPlan:
+    def plan(self, work: Work, *, run: bool = True) -> StepPlan:
         plan = self.manager.plan(work)
         core = self.manager._core
         groups = range(core.pages.num_groups)
@@ -69,7 +68,7 @@ class Driver:
     def complete(self, plan: StepPlan) -> None:
         self.manager.complete(plan, np.array(self.outcomes.pop(plan), np.int32))
 
-    def step(self, work: Sequence[tuple[Hashable, int]]) -> StepPlan:
+    def step(self, work: Work) -> StepPlan:
         """Plans, runs and completes a step."""
         plan = self.plan(work)
         self.complete(plan)

@@ -179,6 +179,31 @@ def test_points_that_are_no_integers_are_refused() -> None:
     refuse_add("points of request 'a' must be integers", points=[1.5])
 
 
+@pytest.mark.parametrize("points", [None, 3, (i for i in [5]), [None], ["a"]])
+def test_points_that_are_no_sequence_are_refused(points: Any) -> None:
+    refuse_add("points of request 'a' must be integers in a sequence", points=points)
+
+
+def test_a_ragged_prompt_is_refused() -> None:
+    refuse_add("prompt of request 'a' must be an array of shape", [[1], [1, 2]])
+
+
+def test_a_prompt_of_nothing_is_refused() -> None:
+    refuse_add("prompt of request 'a' must have shape", None)
+
+
+def test_a_scope_that_cannot_be_looked_up_is_refused() -> None:
+    refuse_add(r"scope must be hashable, got \['tenant'\]", scope=["tenant"])
+
+
+def test_an_id_that_cannot_be_looked_up_is_refused() -> None:
+    manager = make_manager()
+    asks: list[Any] = [manager.finish, manager.cancel, manager.explain]
+    for ask in (*asks, lambda i: manager.add(i, PROMPT)):
+        with pytest.raises(ValueError, match=r"request_id must be hashable, got \["):
+            ask([1])
+
+
 def test_points_without_reuse_are_refused() -> None:
     refuse_add("points of request 'a' must be empty without", points=[5], reuse=False)
 
@@ -235,6 +260,51 @@ def test_a_plan_that_names_a_request_twice_is_refused() -> None:
 @pytest.mark.parametrize("count", [0, -1, 1.5, None, True])
 def test_a_plan_of_no_number_of_tokens_is_refused(count: Any) -> None:
     refuse_plan("work must give request 'a' at least 1 token, got", [("a", count)])
+
+
+@pytest.mark.parametrize("work", [None, 3])
+def test_a_plan_of_no_sequence_is_refused(work: Any) -> None:
+    refuse_plan("work must be a sequence of pairs", work)
+
+
+@pytest.mark.parametrize("item", [None, 3, "a", ("a",), ("a", 1, 2), []])
+def test_a_plan_of_no_pairs_is_refused(item: Any) -> None:
+    refuse_plan(r"work must hold pairs \(request_id, num_tokens\), got", [item])
+
+
+def test_a_plan_of_an_id_that_cannot_be_looked_up_is_refused() -> None:
+    refuse_plan("request_id must be hashable", [(["a"], 1)])
+
+
+def test_a_number_of_tokens_may_be_any_integer_on_every_path() -> None:
+    driver = Driver(make_manager())
+    driver.add("a", PROMPT)
+    driver.step([("a", np.int64(50))])
+    for one in (1, np.int64(1), np.uint8(1), 1):
+        driver.step([("a", one)])
+
+
+@pytest.mark.parametrize("count", [True, 1.0, np.True_, np.float32(1), np.ones(1, int)])
+def test_what_only_equals_one_is_refused_also_the_second_time(count: Any) -> None:
+    driver = Driver(make_manager())
+    driver.add("a", PROMPT)
+    driver.prefill("a")
+    for _ in range(2):
+        driver.step([("a", 1)])
+        with pytest.raises(ValueError, match="must give request 'a' at least 1 token"):
+            driver.manager.plan([("a", count)])
+
+
+def test_pairs_may_be_lists_and_arrays() -> None:
+    driver = Driver(make_manager())
+    driver.add(0, PROMPT)
+    driver.prefill(0)
+    for item in ([0, 1], np.array([0, 1]), [0, 1], (0, 1), np.array([0, 1])):
+        driver.manager.abandon(driver.manager.plan([item]))  # type: ignore[list-item]
+
+
+def test_a_manager_without_requests_is_true() -> None:
+    assert make_manager()
 
 
 def test_a_plan_past_the_largest_bucket_is_refused() -> None:
@@ -329,6 +399,7 @@ def test_a_policy_that_fails_at_the_end_leaks_nothing(*, in_flight: bool) -> Non
         ([[1, 2]], r"of shape \(1, 2\)"),
         ([-1, 5], "token ids >= 0 where an entry samples, got -1 to -1"),
         ([1 << 31, 5], "must be int32 token ids"),
+        ([[1], [1, 2]], r"next_tokens must be an array of shape \(2,\)"),
     ],
 )
 def test_tokens_that_cannot_be_are_refused(tokens: Any, match: str) -> None:
