@@ -7,6 +7,8 @@ each read gives exactly the history of its own request, and samples a token that
 on all of it: if any slot ever held anything else, a check fails at once.
 """
 
+import functools
+import zlib
 from collections.abc import Hashable
 
 import numpy as np
@@ -24,7 +26,13 @@ POISON = -1
 
 def absorb(digest: int, token: int, scope: Hashable) -> int:
     """Digest of a history with one more token, never negative."""
-    return hash((digest, token, scope)) & ((1 << 62) - 1)
+    return hash((digest, token, _number(scope))) & ((1 << 62) - 1)
+
+
+@functools.cache
+def _number(scope: Hashable) -> int:
+    """A number for a scope, the same in every process: hashes of strings are not."""
+    return zlib.crc32(repr(scope).encode())
 
 
 def sample(digest: int, vocab: int) -> int:
