@@ -1,7 +1,7 @@
 """What must hit, with room for everything: the contract's table, row by row."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import pytest
 
@@ -12,7 +12,11 @@ PAGES = (16, 32)
 
 
 def make_driver(tokens_per_page: int, kind: str = "hybrid") -> Driver:
-    return Driver(make_manager(kind, tokens_per_page=tokens_per_page, num_pages=6000))
+    return Driver(
+        make_manager(
+            kind, tokens_per_page=tokens_per_page, num_pages=6000, num_rows=400
+        )
+    )
 
 
 def random_tokens(seed: object, count: int) -> list[int]:
@@ -137,18 +141,65 @@ def conversations(count: int, turns: int) -> list[tuple[object, list[int]]]:
     return trace
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_only_twins_of_one_step_reuse_less_at_concurrency_32(page: int) -> None:
+    """All share a system prompt; each turn goes on from the answer before."""
+    alone, together = make_driver(page), make_driver(page)
+    system = random_tokens("system", 100)
+    prompts = [system + random_tokens(("user", i), 50 + i) for i in range(32)]
+    known = [0] * 32
+    for turn in range(3):
+        requests = [((i, turn), prompt) for i, prompt in enumerate(prompts)]
+        ours = [alone.serve(i, prompt, 5) for i, prompt in requests]
+        theirs = serve_together(together, requests, 5)
+        for i, prompt in enumerate(prompts):
+            (most, answer), (reused, same) = ours[i], theirs[i]
+            assert same == answer
+            # What was known before this turn is reused by both. All else that the one
+            # alone reuses is from an earlier request of the same turn: a twin.
+            twin = max((count_common(prompt, p) for p in prompts[:i]), default=0)
+            assert reused == known[i]
+            assert known[i] <= most <= max(known[i], twin)
+        if turn == 0:
+            assert sum(most for most, _ in ours) == 30 * (100 // page * page)
+        known = [
+            len(prompt) + len(answer) - 1
+            for prompt, (_, answer) in zip(prompts, ours, strict=True)
+        ]
+        prompts = [
+            prompt + answer + random_tokens(("more", i, turn), 40)
+            for i, (prompt, (_, answer)) in enumerate(zip(prompts, ours, strict=True))
+        ]
+    together.manager.check()
+
+
+def count_common(left: list[int], right: list[int]) -> int:
+    """How many tokens two prompts begin with alike."""
+    pairs = enumerate(zip(left, right, strict=False))
+    parting = (position for position, (ours, theirs) in pairs if ours != theirs)
+    return next(parting, min(len(left), len(right)))
+
+
 def serve_together(
-    driver: Driver, requests: Sequence[tuple[object, list[int]]], new_tokens: int
-) -> None:
-    """Serves requests at once; all are added before any of them has run."""
+    driver: Driver, requests: Sequence[tuple[Hashable, list[int]]], new_tokens: int
+) -> list[tuple[int, list[int]]]:
+    """Serves requests at once; all are added before any of them has run.
+
+    Returns:
+        What `Driver.serve` does, for each.
+    """
     for request_id, prompt in requests:
         driver.add(request_id, prompt)
     ids = [request_id for request_id, _ in requests]
     driver.step([(i, driver.manager.remaining(i)) for i in ids])
     for _ in range(new_tokens - 1):
         driver.step([(i, 1) for i in ids])
-    for request_id in ids:
+    manager, outcome = driver.manager, []
+    for request_id, prompt in requests:
+        tokens: list[int] = manager.tokens(request_id)[len(prompt) :].tolist()
+        outcome.append((manager.explain(request_id).reused_tokens, tokens))
         driver.finish(request_id)
+    return outcome
 
 
 @pytest.mark.parametrize("page", PAGES)
