@@ -27,6 +27,10 @@ class Events:
 
     Every event takes a source of randomness, does something, and checks what came of
     it.
+
+    Attributes:
+        refusals: Every kind of refusal that came, with the attention group if it has
+            one.
     """
 
     def __init__(self, kind: str, rng: random.Random) -> None:
@@ -52,6 +56,7 @@ class Events:
         self.number = 0
         self.seen: list[list[int]] = [[]]
         self.to_run: StepPlan | None = None
+        self.refusals: set[tuple[type[Refused], int | None]] = set()
 
     @property
     def ids(self) -> list[Hashable]:
@@ -130,6 +135,9 @@ class Events:
             with pytest.raises(Refused) as refusal:
                 self.manager.plan(work)
             assert refusal.value.needed > refusal.value.available
+            self.refusals.add(
+                (type(refusal.value), getattr(refusal.value, "group_id", None))
+            )
             assert not self._is_alone(work)
             assert describe(self.core) == before
             return

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats
 from tests.host.caches import KINDS
 from tests.host.events import Events
 
@@ -114,6 +115,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_runs_under_pressure_stay_right(kind: str) -> None:
     hits = 0
+    refusals = set()
     for seed in range(SOAK_RUNS):
         rng = random.Random(f"{kind} {seed}")
         events = Events(kind, rng)
@@ -121,5 +123,13 @@ def test_long_runs_under_pressure_stay_right(kind: str) -> None:
             getattr(events, name)(rng)
             events.check()
         hits += events.manager.stats.hits
+        refusals |= events.refusals
         events.end()
     assert hits
+    # Else the sizes have become too large to bring any pressure.
+    layout = events.manager.layout
+    groups = range(layout.num_page_groups)
+    expected = {(OutOfSeats, None), *((OutOfPages, group) for group in groups)}
+    if layout.has_recurrent:
+        expected.add((OutOfRows, None))
+    assert refusals == expected
