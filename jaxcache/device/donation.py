@@ -12,16 +12,20 @@ from jax.sharding import SingleDeviceSharding
 from jaxcache.device.proof import (
     PoolCopied,
     StepReport,
-    cleared,
+    confirmed,
     explain_compiled,
     layer_bytes,
-    temp_bytes,
 )
 from jaxcache.device.state import CacheState, abstract_cache, constrain
 from jaxcache.inputs.packing import PackedInputs
 
-# A cache this large makes a copy of any pool outgrow the noise of a memory plan.
+# A cache this large makes a copy of any pool outgrow the noise of a memory plan, and
+# one of this many times all memory beside the state outgrows an activation that is dead
+# by then, whose memory the copy takes.
 _PROOF_SLOTS = 4096
+_PROOF_ROOM = 8
+# Ids of slots are 32-bit integers.
+_MOST_SLOTS = 2**30
 
 _DEAD = """\
 The state passed to {name} has been donated already: its memory now belongs to the
@@ -93,11 +97,7 @@ class Donating:
             compiled, state, name=self.name, platform=_platform(state)
         )
         if any(leaf.copies for leaf in report.leaves):
-            growth = self._growth(args, report)
-            if growth is not None and growth < 0.5:
-                report = cleared(report, growth)
-            else:
-                report = dataclasses.replace(report, temp_growth=growth)
+            report = self._confirmed(args, report)
         seconds = time.perf_counter() - start
         return compiled, dataclasses.replace(report, compile_seconds=seconds)
 
@@ -105,47 +105,49 @@ class Donating:
         # The only donation in the package: always argument 0, always the state.
         return jax.jit(self._fn, donate_argnums=0).lower(*args).compile()
 
-    def _growth(self, args: tuple[Any, ...], report: StepReport) -> float | None:
-        """Compiles for a larger cache and returns how temporaries grew.
-
-        Returns:
-            The growth as a share of what the smallest suspected layer grew by, or
-            `None` if the function cannot be traced for another size of cache.
-        """
+    def _confirmed(self, args: tuple[Any, ...], report: StepReport) -> StepReport:
+        """Compiles for a larger cache and drops what that does not confirm."""
         state: CacheState = args[0]
-        suspects = [
-            spec
-            for spec, leaf in zip(state.layout.pools, report.leaves, strict=False)
-            if leaf.copies
-        ]
-        groups = {spec.group_id for spec in suspects}
-        fewest = min(state.size.group_slots(group) for group in groups)
-        factor = max(2, -(-_PROOF_SLOTS // fewest))
-        larger = dataclasses.replace(
-            state.size,
-            num_pages=tuple(factor * pages for pages in state.size.num_pages),
-            num_rows=factor * state.size.num_rows,
-        )
-        try:
-            compiled = self._compile(_resized(args, larger))
-        except (TypeError, ValueError):
-            return None
-        growth = temp_bytes(compiled) - report.temp_bytes
-        expected = min(
-            layer_bytes(
-                spec,
-                larger.group_slots(spec.group_id)
-                - state.size.group_slots(spec.group_id),
+        layers = layer_bytes(report, state)
+        groups = [group.group_id for group in state.layout.groups]
+        slots = [state.size.group_slots(group) for group in groups]
+        least = max(2, -(-_PROOF_SLOTS // min(slots)))
+        room = -(-_PROOF_ROOM * report.room_bytes // min(layers.values()))
+        for factor in (max(least, min(room, _MOST_SLOTS // max(slots))), least):
+            size = dataclasses.replace(
+                state.size,
+                num_pages=tuple(factor * pages for pages in state.size.num_pages),
+                num_rows=factor * state.size.num_rows,
             )
-            for spec in suspects
+            resized = _resized(args, size)
+            try:
+                compiled = self._compile(resized)
+                break
+            except (TypeError, ValueError, OverflowError, jax.errors.JaxRuntimeError):
+                # An index of its own may be too small for that many slots.
+                continue
+        else:
+            # The function fits no other size of cache.
+            return report
+        larger = explain_compiled(compiled, resized[0])
+        grown = min(
+            larger.leaves[index].num_bytes // state.layout.pools[index].num_buffers
+            - num_bytes
+            for index, num_bytes in layers.items()
         )
-        return growth / expected
+        growth = (larger.room_bytes - report.room_bytes) / grown
+        return confirmed(report, larger, growth)
 
     def refuse_dead(self, state: CacheState) -> None:
         """Raises the error of a state that was used twice, if it was."""
-        leaves = jax.tree.leaves(state)
-        if any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves):
+        if is_dead(state):
             raise RuntimeError(_DEAD.format(name=self.name)) from None
+
+
+def is_dead(state: CacheState) -> bool:
+    """Says whether an array of a state has been donated, or deleted."""
+    leaves = (*state.pools, state.page_table, state.row_index)
+    return any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
 
 
 def _keeping(fn: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -43,6 +43,10 @@ _NO_MEMORY = frozenset(
 _IN_PLACE = frozenset(("dynamic-update-slice", "scatter"))
 # Instructions that touch only chosen places of their first operand.
 _PLACES = _IN_PLACE | {"dynamic-slice", "gather"}
+# What is read whole is a copy from this part of a layer on: `x[1:]` is no less a copy.
+PART = 4
+# What is read at chosen places is a batch's, unless it is this large.
+_BATCH_SIZE = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +159,10 @@ class Program:
         return [parameters[int(number)] for number in _ALIAS.findall(self._header)]
 
     def copies(self, pool: HloArray, num_buffers: int) -> list[str]:
-        """Returns the instructions that put a pool, or a layer of it, elsewhere.
+        """Returns the instructions that put a pool, or much of a layer, elsewhere.
+
+        Much is a quarter of what is read whole, as by a slice or a loop over all slots,
+        and three quarters of what is read at chosen places, if that is also large.
 
         Args:
             pool: The pool on one device.
@@ -167,22 +174,35 @@ class Program:
             for index, array in enumerate(instruction.arrays)
             if array == pool
             or (
-                array.size * num_buffers >= pool.size
-                and self._reads_whole(computation, instruction, pool)
+                PART * array.size * num_buffers >= pool.size
+                and self._reads(
+                    computation,
+                    instruction,
+                    pool,
+                    places=4 * array.size * num_buffers >= 3 * pool.size
+                    and array.size >= _BATCH_SIZE,
+                )
             )
             if not self._writes_in_place(instruction, index)
         ]
 
-    def _reads_whole(
-        self, computation: _Computation, instruction: _Instruction, pool: HloArray
+    def _reads(
+        self,
+        computation: _Computation,
+        instruction: _Instruction,
+        pool: HloArray,
+        *,
+        places: bool,
     ) -> bool:
-        """Says whether an instruction reads a pool, and not only places of it."""
+        """Says whether an instruction reads a pool, `places` of it or more."""
         for index, name in enumerate(instruction.operands):
             operand = computation.get(name)
             if operand is None:
                 continue
             if _behind_bitcasts(computation, operand).arrays != (pool,):
                 continue
+            if places:
+                return True
             if instruction.opcode != "fusion":
                 if index or instruction.opcode not in _PLACES:
                     return True

@@ -266,7 +266,14 @@ def update_tables(state: CacheState, updates: jax.Array) -> CacheState:
 
     Returns:
         The updated state.
+
+    Raises:
+        ValueError: if `updates` has another shape or dtype.
     """
+    if updates.ndim != 2 or updates.shape[0] != 4 or updates.dtype != jnp.int32:
+        raise ValueError(
+            f"updates must be int32[4, U], got {updates.dtype}{list(updates.shape)}"
+        )
     table, seat, column, value = updates
     groups = state.layout.num_page_groups
     exists = (table >= 0) & (seat >= 0) & (column >= 0)

@@ -1,11 +1,12 @@
 """The in-place proof: what a compiled step does with the memory of the pools.
 
 Alias bytes alone prove nothing: they are full even when the step copies a pool to a
-temporary and back. What proves it is memory that is not there. Temporaries smaller than
-a layer of a pool cannot hold one; where activations make them larger, the program is
-searched for instructions that give an array like a pool, and a finding is confirmed by
-compiling the same step for a larger cache: a copy grows with the cache, an activation
-of the same shape does not.
+temporary and back. What proves it is memory that is not there: temporaries, and results
+other than the state, that are too small for a part of a layer hold no copy. Where
+activations make them larger, the program is searched for instructions that give an
+array like a pool, and a finding is confirmed by compiling the same step for a cache so
+large that none of the first program's memory could hold a layer of it: a copy grows
+with the cache, an activation of the same shape does not.
 """
 
 import dataclasses
@@ -14,9 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcache.device.hlo import HloArray, Program, hlo_dtype, pools_like
+from jaxcache.device.hlo import PART, HloArray, Program, hlo_dtype, pools_like
 from jaxcache.device.state import CacheState
-from jaxcache.layouts import PoolSpec
 
 
 class PoolCopied(RuntimeError):
@@ -43,7 +43,7 @@ class LeafReport:
         shape: Shape on one device.
         num_bytes: Bytes on one device.
         aliased: Whether the result takes over the argument's memory.
-        copies: Instructions that copy it, or all slots of one of its layers.
+        copies: Instructions that copy it, or many slots of one of its layers.
     """
 
     name: str
@@ -72,9 +72,10 @@ class StepReport:
         argument_bytes: Bytes of all arguments.
         alias_bytes: Bytes of arguments whose memory the results take over.
         temp_bytes: Bytes of temporaries.
+        output_bytes: Bytes of results beside those.
         compile_seconds: Time to trace, lower and compile.
-        temp_growth: Growth of the temporaries in a larger cache, as a share of the
-            growth of the layer that seemed copied; `None` if nothing seemed copied.
+        temp_growth: Growth of temporaries and results in a larger cache, as a share of
+            the growth of the layer that seemed copied; `None` if nothing seemed copied.
     """
 
     name: str
@@ -83,6 +84,7 @@ class StepReport:
     argument_bytes: int
     alias_bytes: int
     temp_bytes: int
+    output_bytes: int
     compile_seconds: float
     temp_growth: float | None = None
 
@@ -90,6 +92,11 @@ class StepReport:
     def state_bytes(self) -> int:
         """Bytes of the state."""
         return sum(leaf.num_bytes for leaf in self.leaves)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that could hold a copy: temporaries and results beside the state."""
+        return self.temp_bytes + self.output_bytes
 
     @property
     def temp_share(self) -> float:
@@ -126,7 +133,8 @@ class StepReport:
             cells = [cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *cells]))
         share = f"{self.temp_share:.2%} of the state"
-        lines.append(f"temporaries {_bytes(self.temp_bytes)}, {share}")
+        results = f"results beside the state {_bytes(self.output_bytes)}"
+        lines.append(f"temporaries {_bytes(self.temp_bytes)}, {share}; {results}")
         return "\n".join(lines)
 
 
@@ -189,6 +197,9 @@ def explain_compiled(
         raise ValueError(
             "compiled must have a memory analysis, got none on this device"
         )
+    # What takes over an argument's memory counts as a result too.
+    outputs = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
+    room = memory.temp_size_in_bytes + outputs
     names = [spec.name for spec in state.layout.pools] + ["page_table", "row_index"]
     arrays = [*state.pools, state.page_table, state.row_index]
     shapes = [_shard_shape(array) for array in arrays]
@@ -204,8 +215,8 @@ def explain_compiled(
         copies: list[str] = []
         if index < len(state.pools):
             spec = state.layout.pools[index]
-            # Temporaries below this cannot hold even one layer of the pool.
-            if memory.temp_size_in_bytes * spec.num_buffers >= sizes[index]:
+            # Less than this cannot hold even a part of one layer of the pool.
+            if PART * room * spec.num_buffers >= sizes[index]:
                 copies = program.copies(array, spec.num_buffers)
         leaves.append(
             LeafReport(
@@ -224,20 +235,9 @@ def explain_compiled(
         argument_bytes=memory.argument_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
+        output_bytes=outputs,
         compile_seconds=compile_seconds,
     )
-
-
-def temp_bytes(compiled: jax.stages.Compiled) -> int:
-    """Returns the bytes of a program's temporaries, on one device."""
-    return int(_memory(compiled).temp_size_in_bytes)
-
-
-def _memory(compiled: jax.stages.Compiled) -> Any:
-    memory = compiled.memory_analysis()
-    if memory is None:
-        raise ValueError("compiled must have a memory analysis, got none")
-    return memory
 
 
 def _shard_shape(array: Any) -> tuple[int, ...]:
@@ -246,12 +246,29 @@ def _shard_shape(array: Any) -> tuple[int, ...]:
     return shape if sharding is None else tuple(sharding.shard_shape(shape))
 
 
-def cleared(report: StepReport, growth: float) -> StepReport:
-    """Returns a report whose suspected copies turned out not to grow with the cache."""
-    leaves = tuple(dataclasses.replace(leaf, copies=()) for leaf in report.leaves)
-    return dataclasses.replace(report, leaves=leaves, temp_growth=growth)
+def layer_bytes(report: StepReport, state: CacheState) -> dict[int, int]:
+    """Returns the bytes of one layer of each pool that seems copied, on one device."""
+    return {
+        index: report.leaves[index].num_bytes // spec.num_buffers
+        for index, spec in enumerate(state.layout.pools)
+        if report.leaves[index].copies
+    }
 
 
-def layer_bytes(spec: PoolSpec, slots: int) -> int:
-    """Returns the bytes that one layer's buffer takes in some slots, on one device."""
-    return slots * spec.shard.buffer_bytes
+def confirmed(report: StepReport, larger: StepReport, growth: float) -> StepReport:
+    """Returns a report without the suspicions that a larger cache does not confirm.
+
+    Args:
+        report: The report.
+        larger: That of the same step for a larger cache.
+        growth: Its `temp_growth`.
+    """
+    report = dataclasses.replace(report, temp_growth=growth)
+    pairs = list(zip(report.leaves, larger.leaves, strict=True))
+    # Memory that grows with the cache and that no instruction explains clears nothing.
+    if growth >= 0.5 and not any(a.copies and b.copies for a, b in pairs):
+        return report
+    leaves = tuple(
+        a if b.copies else dataclasses.replace(a, copies=()) for a, b in pairs
+    )
+    return dataclasses.replace(report, leaves=leaves)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcache.device.donation import Donating, abstract
+from jaxcache.device.donation import Donating, abstract, is_dead
 from jaxcache.device.movers import Mover
 from jaxcache.device.pools import update_tables
 from jaxcache.device.proof import StepReport
@@ -69,7 +69,8 @@ class Step:
 
         Raises:
             PoolCopied: if the step would copy a pool; nothing was run.
-            RuntimeError: if the state was donated before.
+            RuntimeError: if the state was donated before. A step that fails as it runs
+                raises its own error, and its state is lost.
             ValueError: if an argument does not fit; nothing was run.
         """
         at = self._at
@@ -77,18 +78,18 @@ class Step:
             state, packed = args[at], args[at + 1]
             compiled = self._latest.get(packed.bucket)
             burst = packed.extra_updates is not None
+            dead = is_dead(state)
         except (AttributeError, IndexError):
             _check_arguments(args, at, self.name)
             raise
-        if compiled is not None and not burst:
+        if compiled is not None and not burst and not dead:
             others = args[:at] + args[at + 2 :]
             try:
                 result: tuple[CacheState, Any] = compiled(state, packed, *others)
                 return result
             except (TypeError, ValueError, RuntimeError):
-                # Refused before anything ran: a dead state, or another signature.
-                self._donating.refuse_dead(state)
-                if self._prepare(args)[0] is compiled:
+                # The step failed as it ran, or was refused before: another signature.
+                if is_dead(state) or self._prepare(args)[0] is compiled:
                     raise
         return self._run_prepared(args)
 
@@ -142,6 +143,7 @@ def jit_step(
     Returns:
         The step. It takes `PackedInputs` where `fn` takes `StepInputs`.
     """
+    _check_step(fn, state_argnum)
     return Step(fn, state_argnum, name or _name(fn))
 
 
@@ -168,7 +170,9 @@ def explain_step(
     Returns:
         The report; `print` shows it as a table.
     """
+    _check_step(fn, state_argnum)
     name = name or _name(fn)
+    _check_argument(args, state_argnum, CacheState, name)
     after = args[state_argnum + 1 : state_argnum + 2]
     if after and isinstance(after[0], (PackedInputs, Bucket)):
         args = _ordered(_with_packed(args, state_argnum, name), state_argnum)
@@ -225,15 +229,26 @@ def _with_packed(args: tuple[Any, ...], at: int, name: str) -> tuple[Any, ...]:
     return args
 
 
+def _check_step(fn: Any, at: Any) -> None:
+    if not callable(fn):
+        raise ValueError(f"fn must be a function, got {type(fn).__name__}")
+    if isinstance(at, bool) or not isinstance(at, int) or at < 0:
+        raise ValueError(f"state_argnum must be an integer of at least 0, got {at!r}")
+
+
 def _check_arguments(args: tuple[Any, ...], at: int, name: str) -> None:
-    for index, kind in ((at, CacheState), (at + 1, PackedInputs)):
-        if len(args) <= index:
-            raise ValueError(
-                f"{name} must get a {kind.__name__} as argument {index}, "
-                f"got {len(args)} arguments"
-            )
-        if not isinstance(args[index], kind):
-            raise ValueError(
-                f"{name} must get a {kind.__name__} as argument {index}, "
-                f"got {type(args[index]).__name__}"
-            )
+    _check_argument(args, at, CacheState, name)
+    _check_argument(args, at + 1, PackedInputs, name)
+
+
+def _check_argument(args: tuple[Any, ...], index: int, kind: type, name: str) -> None:
+    if len(args) <= index:
+        raise ValueError(
+            f"{name} must get a {kind.__name__} as argument {index}, "
+            f"got {len(args)} arguments"
+        )
+    if not isinstance(args[index], kind):
+        raise ValueError(
+            f"{name} must get a {kind.__name__} as argument {index}, "
+            f"got {type(args[index]).__name__}"
+        )

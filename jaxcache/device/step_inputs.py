@@ -83,7 +83,8 @@ def begin_step(
         The state that the model starts from, and its inputs.
 
     Raises:
-        ValueError: if `packed` belongs to a cache of another size or has a wrong shape.
+        ValueError: if `packed` belongs to a cache of another size or has a wrong shape
+            or dtype.
     """
     bucket, size = packed.bucket, state.size
     if packed.size != size:
@@ -93,7 +94,10 @@ def begin_step(
             f"packed.packed must have shape {(bucket.num_packed,)}, "
             f"got {packed.packed.shape}"
         )
-    array = constrain(jnp.asarray(packed.packed), state.replicated)
+    array = jnp.asarray(packed.packed)
+    if array.dtype != jnp.int32:
+        raise ValueError(f"packed.packed must be int32, got {array.dtype}")
+    array = constrain(array, state.replicated)
     part = {name: array[where] for name, where in bucket.sections.items()}
     state = update_tables(state, part["updates"].reshape(4, bucket.updates))
     if packed.extra_updates is not None:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxcache.device.donation import abstract
+from jaxcache.device.pools import after_read
 from jaxcache.device.proof import PoolCopied, StepReport, explain_compiled
 from jaxcache.device.state import CacheState, abstract_cache, init_cache
 from jaxcache.device.step import explain_step, jit_step
@@ -85,8 +87,12 @@ def test_after_read_cures_a_kernel(target: str) -> None:
 
 @pytest.mark.parametrize(
     "fn",
-    [steps.reads_then_overwrites, steps.bitcasts_the_pool],
-    ids=["read", "bitcast"],
+    [
+        steps.reads_then_overwrites,
+        steps.scans_pools_of_layers,
+        steps.bitcasts_the_pool,
+    ],
+    ids=["read", "scan", "bitcast"],
 )
 def test_refused_step_has_run_nothing(fn: Callable[..., Any]) -> None:
     state = init_cache(LAYOUT, 24, 8, max_seqs=4, max_tokens=64)
@@ -109,6 +115,16 @@ def test_refused_step_has_run_nothing(fn: Callable[..., Any]) -> None:
     assert "after_read" in str(caught.value)
     assert step.compilations == 1
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.h200
+def test_scatter_into_a_reshape_is_refused_for_the_h200() -> None:
+    (device,) = devices("h200")
+    step = jit_step(steps.scatters_into_a_reshape, state_argnum=0)
+    with pytest.raises(PoolCopied, match=r"would copy pool 'attention0\.key") as caught:
+        step.compile(abstract(small(), device), MIXED)
+    assert caught.value.pools == (POOL,)
+    assert caught.value.report is step.reports[0]
 
 
 def test_step_must_return_arrays_as_it_got_them() -> None:
@@ -139,6 +155,97 @@ def test_activation_shaped_like_a_pool_is_not_a_copy(target: str) -> None:
     # It was suspected, and cleared by compiling for a larger cache.
     assert report.temp_growth is not None
     assert report.temp_growth < 0.5
+
+
+def copied(report: StepReport) -> list[str]:
+    return [leaf.name for leaf in report.leaves if leaf.copies]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_copy_that_is_given_out_is_found(large: bool) -> None:
+    """The copy is in the results, and no temporary holds it."""
+
+    def gives_one(state: CacheState, inputs: StepInputs) -> tuple[CacheState, Any]:
+        return state, state.pools[0]
+
+    def gives_all(state: CacheState, inputs: StepInputs) -> tuple[CacheState, Any]:
+        return state, tuple(pool + 0 for pool in state.pools)
+
+    report = explained(gives_one, large, "cpu")
+    assert copied(report) == [POOL], report
+    assert report.output_bytes >= report.leaves[0].num_bytes
+    report = explained(gives_all, large, "cpu")
+    assert copied(report) == [spec.name for spec in LAYOUT.pools], report
+
+
+def activation(inputs: StepInputs) -> Any:
+    """A number that takes far more memory than the small cache."""
+    first = inputs.token_ids[0].astype(jnp.float32)
+    x = jnp.arange(2**22, dtype=jnp.float32).reshape(2048, 2048) + first
+    return jnp.sort(jnp.sort(x, axis=0), axis=1)[0].sum()
+
+
+def test_copy_in_the_memory_of_a_dead_activation_is_found() -> None:
+    def rolls(state: CacheState, inputs: StepInputs) -> tuple[CacheState, Any]:
+        total = activation(inputs)
+        state, total = after_read(state, total)
+        return steps.with_pool(state, 0, jnp.roll(state.pools[0], 1, axis=0)), total
+
+    report = explained(rolls, False, "cpu")
+    assert report.temp_bytes > 4 * report.state_bytes
+    assert copied(report) == [POOL], report
+
+
+def test_pools_are_cleared_one_by_one() -> None:
+    """An activation is shaped like one pool, and another pool is copied."""
+
+    def both(state: CacheState, inputs: StepInputs) -> tuple[CacheState, Any]:
+        state, out = shaped_like_the_pool(state, inputs)
+        state, out = after_read(state, out)
+        return steps.with_pool(state, 1, jnp.roll(state.pools[1], 1, axis=0)), out
+
+    report = explained(both, False, "cpu")
+    assert copied(report) == [LAYOUT.pools[1].name], report
+
+
+def slices(pool: Any) -> Any:
+    return pool[1:]
+
+
+def flips(pool: Any) -> Any:
+    return jnp.flip(pool[1:], axis=0)
+
+
+def gathers(pool: Any) -> Any:
+    # Ids that the compiler does not know.
+    ids = jnp.arange(1, pool.shape[0]) - pool[0, 0, 0, 0, 0].astype(jnp.int32)
+    return pool.at[ids].get(mode="promise_in_bounds")
+
+
+@pytest.mark.parametrize("take", [slices, flips, gathers])
+def test_copy_of_all_slots_but_one_is_found(take: Callable[[Any], Any]) -> None:
+    def step(state: CacheState, inputs: StepInputs) -> tuple[CacheState, Any]:
+        state, taken = after_read(state, take(state.pools[0]))
+        pool = state.pools[0].at[1:].set(taken * 2)
+        return steps.with_pool(state, 0, pool), None
+
+    report = explained(step, True, "cpu")
+    assert copied(report) == [POOL], report
+
+
+def test_gather_of_a_large_batch_is_not_a_copy() -> None:
+    """It takes as many slots as the cache has, but no more from a larger cache."""
+    slots = large_cache(LAYOUT).pools[0].shape[0]
+
+    def step(state: CacheState, inputs: StepInputs) -> tuple[CacheState, Any]:
+        ids = (jnp.arange(slots) + inputs.seat[0]) % state.pools[0].shape[0]
+        taken = state.pools[0].at[ids].get(mode="promise_in_bounds")
+        return state, jnp.sort(taken, axis=0)[0]
+
+    report = explained(step, True, "cpu")
+    assert report.in_place, report
+    assert report.temp_growth is not None
+    assert report.temp_bytes >= report.leaves[0].num_bytes
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,5 +1,6 @@
 """Steps in flight: addresses, hazards, dead states, bursts, and what is compiled."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from jaxcache.device.pools import read_rows, write_rows
 from jaxcache.device.state import CacheState
 from jaxcache.device.step import Step, explain_step, jit_step
-from jaxcache.device.step_inputs import StepInputs
+from jaxcache.device.step_inputs import StepInputs, begin_step
 from jaxcache.inputs.packing import Packer, StepWork
 from jaxcache.layouts import Order
 from tests.device.caches import BUCKETS, MIXED, ORDERS, cache, hybrid, mesh_of, work
@@ -214,6 +215,36 @@ def test_failed_step_leaves_the_state_alive() -> None:
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
+def test_step_that_fails_as_it_runs_raises_its_own_error() -> None:
+    broken = False
+
+    def measure(x: Any) -> Any:
+        if broken:
+            raise OSError("no such instrument")
+        return x
+
+    def measures(
+        params: Any, state: CacheState, inputs: StepInputs
+    ) -> tuple[CacheState, Any]:
+        kind = jax.ShapeDtypeStruct((), jnp.float32)
+        return state, jax.pure_callback(measure, kind, params[0])
+
+    state = cache(hybrid())
+    packer = Packer(state.layout, state.size, BUCKETS)
+    step = jit_step(measures)
+    state, out = step(PARAMS, state, packer.pack(decode(0)))
+    jax.block_until_ready(out)
+    broken = True
+    with pytest.raises(RuntimeError, match="no such instrument") as caught:
+        jax.block_until_ready(step(PARAMS, state, packer.pack(decode(1))))
+    assert "donated already" not in str(caught.value)
+    assert step.compilations == 1
+    # It was donated all the same.
+    broken = False
+    with pytest.raises(RuntimeError, match="has been donated already"):
+        step(PARAMS, state, packer.pack(decode(1)))
+
+
 def test_extra_arguments_of_another_shape_make_another_program() -> None:
     def step_fn(
         params: Any, state: CacheState, inputs: StepInputs, bias: Any, *, scale: int = 2
@@ -243,6 +274,44 @@ def test_bad_arguments_are_refused_by_name() -> None:
     for args, message in cases:
         with pytest.raises(ValueError, match=re.escape(message)):
             step(*args)
+
+
+def test_what_is_no_step_is_refused() -> None:
+    no_function: Any = None
+    with pytest.raises(ValueError, match="fn must be a function, got NoneType"):
+        jit_step(no_function)
+    for at in ("1", -1, True, None):
+        bad: Any = at
+        message = f"state_argnum must be an integer of at least 0, got {at!r}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            jit_step(light, state_argnum=bad)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            explain_step(light, state_argnum=bad)
+    message = "light must get a CacheState as argument 1, got 0 arguments"
+    with pytest.raises(ValueError, match=message):
+        explain_step(light)
+    with pytest.raises(ValueError, match="CacheState as argument 1, got int"):
+        explain_step(light, 1, 2)
+
+
+def test_packed_arrays_of_another_form_are_refused() -> None:
+    state = cache(hybrid())
+    packed = Packer(state.layout, state.size, BUCKETS).pack(decode(0))
+    step = jit_step(light)
+    reals = dataclasses.replace(packed, packed=packed.packed.astype(np.float32))
+    short = dataclasses.replace(packed, extra_updates=np.zeros((3, 2), np.int32))
+    wide = dataclasses.replace(packed, extra_updates=np.zeros((4, 2), np.float32))
+    cases = [
+        (reals, "packed.packed must be int32, got float32"),
+        (short, "updates must be int32[4, U], got int32[3, 2]"),
+        (wide, "updates must be int32[4, U], got float32[4, 2]"),
+    ]
+    for bad, message in cases:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            begin_step(state, bad)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            step(PARAMS, state, bad)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def test_step_must_return_state_and_output() -> None:
