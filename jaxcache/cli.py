@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -15,13 +17,22 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-BAD_INPUT = 2
 DIFFERENT_TOKENS = 1
+BAD_INPUT = 2
+CRASH = 3
 
 
 def main() -> None:
-    """Runs the command line."""
-    app()
+    """Runs the command line.
+
+    An error of the program itself ends with a status of its own: 1 must mean that a
+    token differs, and nothing else.
+    """
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        sys.exit(CRASH)
 
 
 @app.callback()
@@ -102,7 +113,7 @@ def demo(
     are compared. Compilation is left out of all times.
 
     The exit status is 0 if all tokens are the same, 1 if one differs (the first request
-    that does is named), and 2 if the input cannot be used.
+    that does is named), 2 if the input cannot be used, and 3 if the program failed.
     """
     # Imported here so that `--help` does not wait for JAX.
     from rich.console import Console

@@ -122,7 +122,7 @@ def _parse(line: str, number: int, where: str) -> Conversation:
     """One conversation from one line; `where` begins every complaint."""
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise BadInput(f"{where}: not JSON ({error})") from error
     if not isinstance(entry, dict):
         raise BadInput(f"{where}: must be an object, got {type(entry).__name__}")
@@ -180,7 +180,7 @@ def _cut(text: str, limit: int) -> str:
 def _read(path: pathlib.Path) -> str:
     """The text of a file, or a complaint that names it."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -118,7 +118,16 @@ def _end_tokens(checkpoint: pathlib.Path) -> frozenset[int]:
     for name in CONFIG_FILES:
         path = checkpoint / name
         if path.exists():
-            ids = json.loads(path.read_text()).get("eos_token_id")
-            if ids is not None:
-                return frozenset(ids if isinstance(ids, list) else [ids])
+            try:
+                config = json.loads(path.read_text())
+            except (ValueError, RecursionError) as error:
+                raise BadInput(f"cannot read {path}: {error}") from error
+            if not isinstance(config, dict):
+                raise BadInput(f"{path} must hold an object, got {type(config)}")
+            ids = config.get("eos_token_id")
+            ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+            if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+                raise BadInput(f"eos_token_id of {path} must be integers, got {ids}")
+            if ids:
+                return frozenset(ids)
     return frozenset()

@@ -73,7 +73,6 @@ class Admission:
             raise ValueError(
                 f"points {where} must be empty without reuse, got {request.points}"
             )
-        hash(request.scope)
         need = Need(1, self._num_rows, self._worst_case_pages(history))
         if not need.fits(self.capacity):
             raise ValueError(

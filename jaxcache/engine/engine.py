@@ -99,7 +99,11 @@ class Engine:
         self.size = CacheSize.create(
             layout, num_pages, num_rows, max_seqs=max_seqs, max_tokens=max_tokens
         )
-        self.buckets = buckets or default_buckets(max_seqs, token_budget)
+        if buckets is None:
+            buckets = default_buckets(max_seqs, token_budget)
+        elif not isinstance(buckets, Buckets):
+            raise ValueError(f"buckets must be a Buckets, got {buckets!r}")
+        self.buckets = buckets
         if not self.buckets.decode or not self.buckets.prefill_tokens:
             raise ValueError(
                 f"buckets must have decode and prefill_tokens sizes, got {self.buckets}"
@@ -183,6 +187,8 @@ class Engine:
         Raises:
             ValueError: if its id is taken, or it can never be served.
         """
+        if not isinstance(request, Request):
+            raise ValueError(f"request must be a Request, got {request!r}")
         if request.id in self._roster:
             raise ValueError(f"id {request.id!r} is already under way")
         prompt, need = self._admission.examine(request)
@@ -346,6 +352,10 @@ class Engine:
         self._ended.append(active.result(time.perf_counter()))
 
     # -- questions ---------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        """Always true: an engine without requests is an engine all the same."""
+        return True
 
     def __len__(self) -> int:
         """Requests that have not brought their result yet."""

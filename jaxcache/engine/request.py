@@ -2,7 +2,9 @@
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,9 @@ class Request:
         scope: Requests of different scope (adapter, salt, tenant) share nothing.
         points: Token positions to take a snapshot at, beside those of the policy.
         reuse: Whether what earlier requests left may be used.
+
+    Raises:
+        ValueError: naming the field, if one is of a wrong type.
     """
 
     id: Hashable
@@ -28,6 +33,36 @@ class Request:
     scope: Hashable = None
     points: tuple[int, ...] = ()
     reuse: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("id", "scope"):
+            try:
+                hash(getattr(self, name))
+            except TypeError:
+                raise ValueError(
+                    f"{name} of a request must be hashable, got {getattr(self, name)!r}"
+                ) from None
+        where = f"of request {self.id!r}"
+        if not isinstance(self.reuse, bool):
+            raise ValueError(f"reuse {where} must be a bool, got {self.reuse!r}")
+        count = _integer(f"max_new_tokens {where}", self.max_new_tokens)
+        eos_ids = frozenset(_integers(f"eos_ids {where}", self.eos_ids))
+        points = _integers(f"points {where}", self.points)
+        object.__setattr__(self, "max_new_tokens", count)
+        object.__setattr__(self, "eos_ids", eos_ids)
+        object.__setattr__(self, "points", points)
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool | np.bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    return operator.index(value)
+
+
+def _integers(name: str, values: Any) -> tuple[int, ...]:
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise ValueError(f"{name} must be a sequence of integers, got {values!r}")
+    return tuple(_integer(name, value) for value in values)
 
 
 class Finish(enum.Enum):

@@ -53,7 +53,11 @@ class CheckpointWeights:
         index = self._folder / INDEX_FILE
         if not index.is_file():
             return dict.fromkeys(self._open(WEIGHTS_FILE).keys(), WEIGHTS_FILE)
-        file_of: dict[str, str] = _read_json(index).get("weight_map", {})
+        file_of = _read_json(index).get("weight_map", {})
+        if not isinstance(file_of, dict) or not all(
+            isinstance(file, str) for file in file_of.values()
+        ):
+            raise ValueError(f"weight_map of {index} must name a file for each tensor")
         for file in sorted(set(file_of.values())):
             if pathlib.PurePath(file).name != file:
                 raise ValueError(f"{index} names a file outside the folder: {file}")

@@ -11,6 +11,7 @@ from jaxcache.models.checkpoint import (
     Config,
     RandomWeights,
     Weights,
+    read_config,
 )
 from jaxcache.models.chunks import DEFAULT_CHUNK_SIZE
 from jaxcache.models.hybrid import HybridModel
@@ -73,8 +74,10 @@ def load_model(
         ValueError: if there is no model for the architecture, or if the config or the
             tensors are not those of one.
     """
+    # The architecture first: without a model for it, nobody needs the weights.
+    build = _builder(read_config(folder))
     weights = CheckpointWeights(folder)
-    model = _builder(weights.config)(
+    model = build(
         weights.config,
         weights,
         chunk_size=chunk_size,
