@@ -213,6 +213,17 @@ def test_who_waits_while_its_prefix_is_served_reuses_it_all_the_same(page: int) 
     assert driver.manager.explain("waits").reused_tokens == 299 // page * page
 
 
+def test_who_waits_reuses_what_a_running_request_has_published_since() -> None:
+    driver = make_driver(16, "attention")
+    prompt = random_tokens("prompt", 100)
+    driver.add("runs", prompt)
+    driver.step([("runs", 16)])
+    assert driver.add("waits", prompt).reused_tokens == 16
+    driver.step([("runs", 32)])
+    plan = driver.step([("waits", 1)])
+    assert plan.entries[0].start == 48
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_attention_alone_reuses_to_the_token(page: int) -> None:
     driver = make_driver(page, "attention")
