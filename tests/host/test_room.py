@@ -133,28 +133,6 @@ def test_who_waits_cannot_keep_the_only_one_that_could_run_from_running() -> Non
     driver.manager.check()
 
 
-def test_a_page_that_is_only_kept_for_who_waits_goes_to_the_one_that_runs() -> None:
-    driver = Driver(
-        make_manager(
-            tokens_per_page=512, num_pages=16, num_rows=6, max_seqs=1, max_tokens=8192
-        )
-    )
-    _, answer = driver.serve("first", prompt("first", 2560), 11)
-    begun = [*prompt("first", 2560), *answer[:10]]
-    assert driver.add("waits", [*begun, 51]).reused_tokens == 2570
-    # It goes on from the same place, and its own pages make the begun one redundant.
-    driver.add("runs", [*begun, *prompt("more", 5050)])
-    driver.prefill("runs")
-    assert driver.manager.explain("runs").reused_tokens == 2570
-    assert driver.manager.stats.pages[0].free == 0
-    driver.decode("runs", 70)
-    assert driver.manager.history("runs") > 7680
-    driver.manager.check()
-    driver.finish("runs")
-    driver.prefill("waits")
-    driver.manager.check()
-
-
 def test_nothing_held_is_ever_evicted() -> None:
     driver = Driver(make_manager(num_pages=24, num_rows=6, max_seqs=3, max_tokens=256))
     driver.serve("kept", prompt("kept", 100))
