@@ -256,7 +256,8 @@ class PrefixTree:
 
     def _give_tail(self, node: Node, position: int, tail: Int32s) -> Node:
         """Publishes a page that is begun at the end of the tokens published before."""
-        if find_partial_page(node, position, self.tokens_per_page) is not None:
+        page = self.tokens_per_page
+        if find_partial_page(node, position, page) is not None:
             self.pages.put(tail[:, None])
             return node
         if node.end > position:
@@ -266,6 +267,11 @@ class PrefixTree:
         node.tail = tail.copy()
         self.residency.account(node)
         self.residency.version += 1
+        # Shorter beginnings of this page are in it too.
+        above = node.parent
+        while above is not None and above.end > position - position % page:
+            self.residency.drop_covered_tail(above)
+            above = above.parent
         return node
 
     def _split(self, node: Node, at: int) -> Node:

@@ -231,6 +231,16 @@ def test_a_begun_page_serves_no_token_that_it_does_not_hold() -> None:
     assert tree.find((0, 0, 0, 0, 1, 1, 1, 0)).lookup.reused_tokens == 6
 
 
+def test_a_begun_page_makes_a_shorter_one_of_the_same_tokens_redundant() -> None:
+    tree = Tree("hybrid", num_pages=16)
+    attach(tree, publish(tree, (0, 0, 0, 0, 1), tail=True), 5)
+    publish(tree, (0, 0, 0, 0, 1, 0), tail=True)
+    attach(tree, publish(tree, (0, 0, 0, 0, 1, 1), tail=True), 6)
+    # One whole page and two begun ones: the first begun one was replaced.
+    assert tree.pages.free(0) == 13
+    assert tree.find((0, 0, 0, 0, 1, 2, 2)).lookup.reused_tokens == 5
+
+
 @pytest.mark.parametrize("by_child", [False, True])
 def test_a_page_that_was_promised_is_not_left_to_a_parent_that_is_held(
     by_child: bool,
