@@ -4,22 +4,21 @@ import operator
 from collections.abc import Iterable
 
 
-def integer(name: str, value: object, minimum: int) -> int:
-    """Returns `value` as an `int` that is at least `minimum`.
+def integer(name: str, value: object, minimum: int | None = None) -> int:
+    """Returns `value` as an `int` that is at least `minimum`, if there is one.
 
     Raises:
         ValueError: naming the argument, what was needed and what came.
     """
+    wanted = "an integer" if minimum is None else f"an integer >= {minimum}"
     try:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(
-            f"{name} must be an integer >= {minimum}, got {value!r}"
-        ) from None
-    if number < minimum:
-        raise ValueError(f"{name} must be an integer >= {minimum}, got {number}")
+        raise ValueError(f"{name} must be {wanted}, got {value!r}") from None
+    if minimum is not None and number < minimum:
+        raise ValueError(f"{name} must be {wanted}, got {number}")
     return number
 
 

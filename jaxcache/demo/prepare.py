@@ -1,7 +1,6 @@
 """What the demo serves: which conversations, which model, on which devices."""
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from jaxcache.demo.conversations import (
 from jaxcache.demo.tokens import ByteTokens, Tokens, checkpoint_tokens
 from jaxcache.engine import CachedModel
 from jaxcache.models import TINY_CONFIG, load_model, random_model
+from jaxcache.models.checkpoint import read_json
 
 CONFIG_FILES = ("generation_config.json", "config.json")
 
@@ -119,12 +119,9 @@ def _end_tokens(checkpoint: pathlib.Path) -> frozenset[int]:
         path = checkpoint / name
         if path.exists():
             try:
-                config = json.loads(path.read_text())
-            except (ValueError, RecursionError) as error:
-                raise BadInput(f"cannot read {path}: {error}") from error
-            if not isinstance(config, dict):
-                raise BadInput(f"{path} must hold an object, got {type(config)}")
-            ids = config.get("eos_token_id")
+                ids = read_json(path).get("eos_token_id")
+            except ValueError as error:
+                raise BadInput(str(error)) from error
             ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
             if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
                 raise BadInput(f"eos_token_id of {path} must be integers, got {ids}")

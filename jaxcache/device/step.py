@@ -13,7 +13,8 @@ from jaxcache.device.pools import update_tables
 from jaxcache.device.proof import StepReport
 from jaxcache.device.state import CacheState
 from jaxcache.device.step_inputs import begin_step
-from jaxcache.inputs.packing import Bucket, PackedInputs
+from jaxcache.inputs.buckets import Bucket
+from jaxcache.inputs.packing import PackedInputs
 
 
 class Step:

@@ -9,7 +9,8 @@ from jax import lax
 
 from jaxcache.device.pools import copy_pages, update_tables
 from jaxcache.device.state import READ, WRITE, CacheState, constrain
-from jaxcache.inputs.packing import NEXT_TOKEN, Bucket, PackedInputs
+from jaxcache.inputs.buckets import Bucket
+from jaxcache.inputs.packing import NEXT_TOKEN, PackedInputs
 from jaxcache.layouts import NULL_SLOT
 
 # Declared here and not in packing.py, which the host side imports without JAX.

@@ -2,11 +2,12 @@
 
 import dataclasses
 import enum
-import operator
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
+from jaxcache.layouts.arguments import integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +46,7 @@ class Request:
         where = f"of request {self.id!r}"
         if not isinstance(self.reuse, bool):
             raise ValueError(f"reuse {where} must be a bool, got {self.reuse!r}")
-        count = _integer(f"max_new_tokens {where}", self.max_new_tokens)
+        count = integer(f"max_new_tokens {where}", self.max_new_tokens)
         eos_ids = frozenset(_integers(f"eos_ids {where}", self.eos_ids))
         points = _integers(f"points {where}", self.points)
         object.__setattr__(self, "max_new_tokens", count)
@@ -53,16 +54,10 @@ class Request:
         object.__setattr__(self, "points", points)
 
 
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool | np.bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    return operator.index(value)
-
-
 def _integers(name: str, values: Any) -> tuple[int, ...]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise ValueError(f"{name} must be a sequence of integers, got {values!r}")
-    return tuple(_integer(name, value) for value in values)
+    return tuple(integer(name, value) for value in values)
 
 
 class Finish(enum.Enum):

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from jaxcache.host.eviction import Eviction
 from jaxcache.host.snapshots import Emission, SnapshotPolicy
-from jaxcache.inputs.packing import Buckets
+from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
 
 # What an eviction queue must be able to do.

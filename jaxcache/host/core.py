@@ -14,7 +14,7 @@ from jaxcache.host.snapshots import Emission, SnapshotPolicy
 from jaxcache.host.stats import Tally
 from jaxcache.host.tables import DeviceTables
 from jaxcache.host.tree import PrefixTree
-from jaxcache.inputs.packing import Buckets
+from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
 
 # How many ended requests are remembered for error messages.

@@ -26,12 +26,8 @@ import numpy.typing as npt
 from jaxcache.host.admission import check_options, check_size, read_points, read_prompt
 from jaxcache.host.core import Core, check_hashable
 from jaxcache.host.errors import (
-    OutOfPages,
-    OutOfRows,
-    OutOfSeats,
     Refused,
     StalePlan,
-    UnknownRequest,
 )
 from jaxcache.host.eviction import Eviction, Lru
 from jaxcache.host.invariants import check
@@ -47,21 +43,8 @@ from jaxcache.host.snapshots import Emission, SnapshotPolicy, auto
 from jaxcache.host.stats import SlotUse, Stats, Tally
 from jaxcache.host.tables import DeviceTables
 from jaxcache.host.tree import PrefixTree
-from jaxcache.inputs.packing import Buckets
+from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
-
-__all__ = [
-    "CacheManager",
-    "Lookup",
-    "OutOfPages",
-    "OutOfRows",
-    "OutOfSeats",
-    "Refused",
-    "StalePlan",
-    "Stats",
-    "StepPlan",
-    "UnknownRequest",
-]
 
 # One plan may be made before the outcome of the last one is known.
 MAX_IN_FLIGHT = 2

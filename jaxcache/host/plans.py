@@ -10,7 +10,8 @@ import numpy.typing as npt
 from jaxcache.host.nodes import Int32s
 from jaxcache.host.requests import Request
 from jaxcache.host.snapshots import Point
-from jaxcache.inputs.packing import Bucket, PackedInputs
+from jaxcache.inputs.buckets import Bucket
+from jaxcache.inputs.packing import PackedInputs
 
 Int64s = npt.NDArray[np.int64]
 

@@ -18,7 +18,7 @@ from jaxcache.host.lookup import Found
 from jaxcache.host.plans import Int64s
 from jaxcache.host.requests import NO_SEAT, Request
 from jaxcache.host.snapshots import Point, cut_chunk, wanted_points
-from jaxcache.inputs.packing import Bucket
+from jaxcache.inputs.buckets import Bucket
 
 Work = Sequence[tuple[Hashable, SupportsIndex]]
 

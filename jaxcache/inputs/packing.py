@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.inputs.buckets import MIN_INDICES, Bucket as Bucket, Buckets as Buckets
+from jaxcache.inputs.buckets import MIN_INDICES, Bucket, Buckets
 from jaxcache.inputs.checks import (
     UpdateChecks,
     check_arrays,

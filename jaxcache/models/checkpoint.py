@@ -1,5 +1,6 @@
 """Weights by their Hugging Face names: from a checkpoint folder, or drawn at random."""
 
+import functools
 import json
 import pathlib
 import re
@@ -33,27 +34,27 @@ class CheckpointWeights:
     """
 
     def __init__(self, folder: str | pathlib.Path) -> None:
-        """Opens every file of the checkpoint; nothing is read yet.
+        """Reads the config; the files of tensors are opened at the first tensor.
 
         Args:
             folder: A folder with config.json and model.safetensors, or with
                 model.safetensors.index.json and the files that it names.
 
         Raises:
-            ValueError: if a file is missing or is not what its name says.
+            ValueError: if the config is missing or is not what its name says.
         """
         self._folder = pathlib.Path(folder)
         self.config: Config = read_config(self._folder)
         self._files: dict[str, Any] = {}
-        self._file_of = self._index()
-        self._unread = set(self._file_of)
+        self._read: set[str] = set()
 
-    def _index(self) -> dict[str, str]:
-        """Returns the file that each tensor is in."""
+    @functools.cached_property
+    def _file_of(self) -> dict[str, str]:
+        """The file that each tensor is in."""
         index = self._folder / INDEX_FILE
         if not index.is_file():
             return dict.fromkeys(self._open(WEIGHTS_FILE).keys(), WEIGHTS_FILE)
-        file_of = _read_json(index).get("weight_map", {})
+        file_of = read_json(index).get("weight_map", {})
         if not isinstance(file_of, dict) or not all(
             isinstance(file, str) for file in file_of.values()
         ):
@@ -92,7 +93,7 @@ class CheckpointWeights:
         tensor = self._open(self._file_of[name]).get_tensor(name)
         if tensor.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tensor.shape}")
-        self._unread.discard(name)
+        self._read.add(name)
         return np.asarray(tensor, np.float32)
 
     def check_all_read(self, *ignored: str) -> None:
@@ -105,7 +106,8 @@ class CheckpointWeights:
             ValueError: naming one tensor that no part of the model asked for.
         """
         pattern = re.compile("|".join(ignored) or r"(?!)")
-        left = sorted(name for name in self._unread if not pattern.match(name))
+        unread = self._file_of.keys() - self._read
+        left = sorted(name for name in unread if not pattern.match(name))
         if left:
             raise ValueError(
                 f"the checkpoint {self._folder} has tensors that the model does not "
@@ -163,15 +165,20 @@ def read_config(folder: str | pathlib.Path) -> Config:
     Raises:
         ValueError: if there is none or it is no JSON object.
     """
-    return _read_json(pathlib.Path(folder) / CONFIG_FILE)
+    return read_json(pathlib.Path(folder) / CONFIG_FILE)
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a file that holds one JSON object.
+
+    Raises:
+        ValueError: naming the file, if it is missing or holds something else.
+    """
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
         value = json.loads(path.read_text(), object_hook=_json_object)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")

@@ -11,7 +11,6 @@ from jaxcache.models.checkpoint import (
     Config,
     RandomWeights,
     Weights,
-    read_config,
 )
 from jaxcache.models.chunks import DEFAULT_CHUNK_SIZE
 from jaxcache.models.hybrid import HybridModel
@@ -74,10 +73,8 @@ def load_model(
         ValueError: if there is no model for the architecture, or if the config or the
             tensors are not those of one.
     """
-    # The architecture first: without a model for it, nobody needs the weights.
-    build = _builder(read_config(folder))
     weights = CheckpointWeights(folder)
-    model = build(
+    model = _builder(weights.config)(
         weights.config,
         weights,
         chunk_size=chunk_size,

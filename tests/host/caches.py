@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxcache.host.manager import CacheManager
-from jaxcache.inputs.packing import Buckets
+from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import (
     CacheLayout,
     CacheSize,

@@ -14,7 +14,7 @@ from jaxcache.host.errors import (
 from jaxcache.host.eviction import Lru, LruQueue
 from jaxcache.host.manager import CacheManager
 from jaxcache.host.nodes import Node
-from jaxcache.inputs.packing import Buckets
+from jaxcache.inputs.buckets import Buckets
 from tests.host.caches import make_buckets, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe

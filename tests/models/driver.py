@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from jaxcache.device.state import CacheState, init_cache
 from jaxcache.device.step import jit_step
 from jaxcache.device.step_inputs import StepInputs
-from jaxcache.inputs.packing import Buckets, Packer, StepWork
+from jaxcache.inputs.buckets import Buckets
+from jaxcache.inputs.packing import Packer, StepWork
 from jaxcache.layouts import NULL_SLOT, CacheLayout
 from jaxcache.models import HybridModel
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxcache.device.state import init_cache
 from jaxcache.device.step_inputs import StepInputs, begin_step
-from jaxcache.inputs.packing import Buckets, Packer, StepWork
+from jaxcache.inputs.buckets import Buckets
+from jaxcache.inputs.packing import Packer, StepWork
 from jaxcache.layouts import (
     CacheLayout,
     FullAttention,

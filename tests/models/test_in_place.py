@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxcache.inputs.packing import Bucket
+from jaxcache.inputs.buckets import Bucket
 from jaxcache.layouts import CacheLayout
 from jaxcache.models import load_model, parameter_shardings
 from tests.device.proofs import TARGETS, large_cache, mesh, prove
