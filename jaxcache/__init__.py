@@ -32,14 +32,15 @@ from jaxcache.host.errors import (
     StalePlan,
     UnknownRequest,
 )
-from jaxcache.host.eviction import Eviction, EvictionQueue, Lru
-from jaxcache.host.lookup import Lookup
 from jaxcache.host.manager import CacheManager
 from jaxcache.host.plans import StepPlan
-from jaxcache.host.snapshots import Auto, Emission, Point, SnapshotPolicy, auto
 from jaxcache.host.stats import SlotUse, Stats
 from jaxcache.inputs.buckets import Bucket, Buckets
 from jaxcache.inputs.packing import NEXT_TOKEN, PackedInputs, Packer, StepWork
+from jaxcache.policies.lru import Lru
+from jaxcache.policies.snapshots import Auto, Emission, Point, SnapshotPolicy, auto
+from jaxcache.prefixes.eviction import Eviction, EvictionQueue
+from jaxcache.prefixes.lookup import Lookup
 
 __all__ = [
     "NEXT_TOKEN",

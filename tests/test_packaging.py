@@ -20,14 +20,24 @@ RANK = {
     "jaxcache.layouts": 0,
     "jaxcache.inputs": 1,
     "jaxcache.device": 2,
-    "jaxcache.host": 2,
-    "jaxcache": 3,
-    "jaxcache.models": 4,
-    "jaxcache.engine": 5,
-    "jaxcache.demo": 6,
-    "jaxcache.cli": 7,
-    "jaxcache.transfer": 8,
+    "jaxcache.prefixes": 2,
+    "jaxcache.policies": 3,
+    "jaxcache.host": 4,
+    "jaxcache": 5,
+    "jaxcache.models": 6,
+    "jaxcache.engine": 7,
+    "jaxcache.demo": 8,
+    "jaxcache.cli": 9,
+    "jaxcache.transfer": 10,
 }
+
+HOST_SIDE = [
+    "layouts",
+    "jaxcache/inputs",
+    "jaxcache/prefixes",
+    "jaxcache/policies",
+    "jaxcache/host",
+]
 
 
 def owner(module: str) -> str | None:
@@ -88,7 +98,7 @@ def test_imports_point_down(module: str, path: pathlib.Path) -> None:
             assert RANK[target] < RANK[own], f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("folder", ["layouts", "jaxcache/inputs", "jaxcache/host"])
+@pytest.mark.parametrize("folder", HOST_SIDE)
 def test_the_host_side_imports_no_jax(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         names = imported_names(path)

@@ -1,1 +1,1 @@
-"""The cache seen from the host: requests, plans, prefixes, eviction. No JAX."""
+"""The manager: requests, and plans of what each step does for them. No JAX."""

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.host.eviction import Eviction
-from jaxcache.host.snapshots import Emission, SnapshotPolicy
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.policies.snapshots import Emission, SnapshotPolicy
+from jaxcache.prefixes.eviction import Eviction
 
 # What an eviction queue must be able to do.
 _QUEUE = ("insert", "touch", "remove", "victim", "__contains__", "__len__", "__iter__")

@@ -5,17 +5,17 @@ import dataclasses
 from collections.abc import Hashable
 
 from jaxcache.host.errors import UnknownRequest
-from jaxcache.host.lookup import Finder, Found
-from jaxcache.host.nodes import Snapshot
 from jaxcache.host.plans import StepPlan
 from jaxcache.host.requests import Request, Seats
-from jaxcache.host.slots import PagePools, RowPool
-from jaxcache.host.snapshots import Emission, SnapshotPolicy
 from jaxcache.host.stats import Tally
 from jaxcache.host.tables import DeviceTables
-from jaxcache.host.tree import PrefixTree
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.policies.snapshots import Emission, SnapshotPolicy
+from jaxcache.prefixes.lookup import Finder, Found
+from jaxcache.prefixes.nodes import Snapshot
+from jaxcache.prefixes.slots import PagePools, RowPool
+from jaxcache.prefixes.tree import PrefixTree
 
 # How many ended requests are remembered for error messages.
 _REMEMBERED_ENDS = 1024

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcache.host.core import Core
-from jaxcache.host.nodes import Hold, Node, Root, Snapshot, find_partial_page
 from jaxcache.host.requests import NO_ROW, Request
+from jaxcache.prefixes.nodes import Hold, Node, Root, Snapshot, find_partial_page
 
 
 def check(core: Core) -> None:

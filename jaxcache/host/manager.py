@@ -29,22 +29,23 @@ from jaxcache.host.errors import (
     Refused,
     StalePlan,
 )
-from jaxcache.host.eviction import Eviction, Lru
 from jaxcache.host.invariants import check
-from jaxcache.host.lookup import Finder, Lookup
-from jaxcache.host.nodes import Int32s
 from jaxcache.host.planning import Planner
 from jaxcache.host.plans import IN_FLIGHT, StepPlan
 from jaxcache.host.publishing import Publisher
 from jaxcache.host.requests import NO_SEAT, Request, Seats
 from jaxcache.host.sizing import Work
-from jaxcache.host.slots import PagePools, RowPool
-from jaxcache.host.snapshots import Emission, SnapshotPolicy, auto
 from jaxcache.host.stats import SlotUse, Stats, Tally
 from jaxcache.host.tables import DeviceTables
-from jaxcache.host.tree import PrefixTree
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
+from jaxcache.policies.lru import Lru
+from jaxcache.policies.snapshots import Emission, SnapshotPolicy, auto
+from jaxcache.prefixes.eviction import Eviction
+from jaxcache.prefixes.lookup import Finder, Lookup
+from jaxcache.prefixes.nodes import Int32s
+from jaxcache.prefixes.slots import PagePools, RowPool
+from jaxcache.prefixes.tree import PrefixTree
 
 # One plan may be made before the outcome of the last one is known.
 MAX_IN_FLIGHT = 2

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcache.host.core import Core
-from jaxcache.host.nodes import Int32s
 from jaxcache.host.plans import ABANDONED, Chunk, EmittedRow, Int64s, Reading, StepPlan
 from jaxcache.host.requests import NO_ROW, Request
 from jaxcache.host.sizing import Draft, Intent, Sizer, Work
-from jaxcache.host.snapshots import KINDS, Point
 from jaxcache.inputs.packing import NEXT_TOKEN, Packer, StepWork
 from jaxcache.layouts import NULL_SLOT
+from jaxcache.policies.snapshots import KINDS, Point
+from jaxcache.prefixes.nodes import Int32s
 
 NO_ROOM = "no row was free or evictable"
 NO_SLOT = "the step emits max_snapshots already"

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.host.nodes import Int32s
 from jaxcache.host.requests import Request
-from jaxcache.host.snapshots import Point
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.inputs.packing import PackedInputs
+from jaxcache.policies.snapshots import Point
+from jaxcache.prefixes.nodes import Int32s
 
 Int64s = npt.NDArray[np.int64]
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy.typing as npt
 
 from jaxcache.host.core import Core
-from jaxcache.host.nodes import Node
 from jaxcache.host.planning import Planner
 from jaxcache.host.plans import COMPLETED, Chunk, Reading, StepPlan
 from jaxcache.host.repeats import Repeats
 from jaxcache.host.requests import NO_ROW, Request
-from jaxcache.host.snapshots import RESPONSE, Point
+from jaxcache.policies.snapshots import RESPONSE, Point
+from jaxcache.prefixes.nodes import Node
 
 TWIN = "the tree had one at this position already"
 LOST = "an abandoned step had changed the row"

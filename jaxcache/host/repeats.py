@@ -9,7 +9,7 @@ import collections
 import logging
 from collections.abc import Hashable
 
-from jaxcache.host.lookup import Lookup
+from jaxcache.prefixes.lookup import Lookup
 
 _REMEMBERED = 4096
 _HEAD_BYTES, _TAIL_BYTES = 64, 256

@@ -14,10 +14,10 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from jaxcache.host.lookup import Found
-from jaxcache.host.nodes import Hold, Int32s, Snapshot
-from jaxcache.host.snapshots import Point
 from jaxcache.layouts import CacheSize
+from jaxcache.policies.snapshots import Point
+from jaxcache.prefixes.lookup import Found
+from jaxcache.prefixes.nodes import Hold, Int32s, Snapshot
 
 NO_SEAT = -1
 NO_ROW = -1

@@ -14,11 +14,11 @@ import numpy as np
 
 from jaxcache.host.core import Core
 from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
-from jaxcache.host.lookup import Found
 from jaxcache.host.plans import Int64s
 from jaxcache.host.requests import NO_SEAT, Request
-from jaxcache.host.snapshots import Point, cut_chunk, wanted_points
 from jaxcache.inputs.buckets import Bucket
+from jaxcache.policies.snapshots import Point, cut_chunk, wanted_points
+from jaxcache.prefixes.lookup import Found
 
 Work = Sequence[tuple[Hashable, SupportsIndex]]
 

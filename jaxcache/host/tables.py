@@ -9,8 +9,8 @@ right.
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.host.nodes import Int32s
 from jaxcache.layouts import NULL_SLOT, CacheSize
+from jaxcache.prefixes.nodes import Int32s
 
 Int64s = npt.NDArray[np.int64]
 

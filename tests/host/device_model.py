@@ -14,9 +14,9 @@ from collections.abc import Hashable
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.host.nodes import Node
 from jaxcache.inputs.packing import NEXT_TOKEN, PackedInputs
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
+from jaxcache.prefixes.nodes import Node
 
 Digests = npt.NDArray[np.int64]
 

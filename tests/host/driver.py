@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxcache.host.lookup import Lookup
 from jaxcache.host.manager import CacheManager
-from jaxcache.host.nodes import Int32s
 from jaxcache.host.plans import StepPlan
 from jaxcache.host.sizing import Work
+from jaxcache.prefixes.lookup import Lookup
+from jaxcache.prefixes.nodes import Int32s
 from tests.host.device_model import Device, Truth
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxcache.host.errors import Refused, StalePlan
 from jaxcache.host.plans import StepPlan
-from jaxcache.host.snapshots import Emission, auto
+from jaxcache.policies.snapshots import Emission, auto
 from tests.host.caches import make_buckets, make_manager
 from tests.host.device_model import EMPTY, absorb, sample
 from tests.host.driver import Driver

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from jaxcache.host.nodes import Node
-from jaxcache.host.tree import PrefixTree
 from jaxcache.layouts import CacheLayout, pages_for
+from jaxcache.prefixes.nodes import Node
+from jaxcache.prefixes.tree import PrefixTree
 
 
 class Path(NamedTuple):

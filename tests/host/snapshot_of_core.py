@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxcache.host.core import Core
-from jaxcache.host.nodes import Node, Snapshot
+from jaxcache.prefixes.nodes import Node, Snapshot
 
 
 def describe(core: Core) -> dict[str, Any]:

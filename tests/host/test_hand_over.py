@@ -3,7 +3,7 @@
 import pytest
 
 from jaxcache.host.plans import StepPlan
-from jaxcache.host.snapshots import Emission
+from jaxcache.policies.snapshots import Emission
 from tests.host.caches import make_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens

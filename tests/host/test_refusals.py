@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxcache.host.errors import StalePlan, UnknownRequest
-from jaxcache.host.eviction import Lru
 from jaxcache.host.manager import CacheManager
-from jaxcache.host.snapshots import Auto, Emission, Point
 from jaxcache.layouts import CacheSize
+from jaxcache.policies.lru import Lru
+from jaxcache.policies.snapshots import Auto, Emission, Point
 from tests.host.caches import make_buckets, make_layout, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe

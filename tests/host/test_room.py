@@ -11,10 +11,10 @@ from jaxcache.host.errors import (
     Refused,
     UnknownRequest,
 )
-from jaxcache.host.eviction import Lru, LruQueue
 from jaxcache.host.manager import CacheManager
-from jaxcache.host.nodes import Node
 from jaxcache.inputs.buckets import Buckets
+from jaxcache.policies.lru import Lru, LruQueue
+from jaxcache.prefixes.nodes import Node
 from tests.host.caches import make_buckets, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe

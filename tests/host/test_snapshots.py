@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from jaxcache.host.snapshots import (
+from jaxcache.policies.snapshots import (
     BOUNDARY,
     BRANCH,
     MARKED,

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from jaxcache.host.eviction import Lru
-from jaxcache.host.lookup import Finder, Found
-from jaxcache.host.nodes import Hold, Int32s, Node, Snapshot
-from jaxcache.host.slots import PagePools, RowPool
-from jaxcache.host.tree import PrefixTree
 from jaxcache.layouts import CacheLayout, CacheSize, Window, pages_for
+from jaxcache.policies.lru import Lru
+from jaxcache.prefixes.lookup import Finder, Found
+from jaxcache.prefixes.nodes import Hold, Int32s, Node, Snapshot
+from jaxcache.prefixes.slots import PagePools, RowPool
+from jaxcache.prefixes.tree import PrefixTree
 from tests.host.caches import KINDS, make_layout
 from tests.host.oracle import longest_reusable
 

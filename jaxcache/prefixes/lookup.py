@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.host.nodes import Int32s, Node, Snapshot, find_partial_page
-from jaxcache.host.tree import PrefixTree
 from jaxcache.layouts import CacheLayout, Retention
+from jaxcache.prefixes.nodes import Int32s, Node, Snapshot, find_partial_page
+from jaxcache.prefixes.tree import PrefixTree
 
 
 class Lookup(NamedTuple):

@@ -9,8 +9,9 @@ import operator
 
 import numpy as np
 
-from jaxcache.host.eviction import Eviction
-from jaxcache.host.nodes import (
+from jaxcache.layouts import CacheLayout, CacheSize, Window
+from jaxcache.prefixes.eviction import Eviction
+from jaxcache.prefixes.nodes import (
     NO_HOLDS,
     NO_SNAPSHOTS,
     Int32s,
@@ -20,9 +21,8 @@ from jaxcache.host.nodes import (
     common_tokens,
     find_partial_page,
 )
-from jaxcache.host.residency import Residency
-from jaxcache.host.slots import PagePools, RowPool
-from jaxcache.layouts import CacheLayout, CacheSize, Window
+from jaxcache.prefixes.residency import Residency
+from jaxcache.prefixes.slots import PagePools, RowPool
 
 # A leaf grows in place up to this many bytes, so that prefill in small chunks makes few
 # nodes; beyond it copying the edge at each growth would cost more than the nodes.

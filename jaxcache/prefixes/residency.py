@@ -8,8 +8,8 @@ evicting costs time for what it frees, whatever the size of the tree.
 
 import numpy as np
 
-from jaxcache.host.eviction import Eviction
-from jaxcache.host.nodes import (
+from jaxcache.prefixes.eviction import Eviction
+from jaxcache.prefixes.nodes import (
     NO_CHILDREN,
     NO_HOLDS,
     Hold,
@@ -19,7 +19,7 @@ from jaxcache.host.nodes import (
     Snapshot,
     find_partial_page,
 )
-from jaxcache.host.slots import PagePools, RowPool
+from jaxcache.prefixes.slots import PagePools, RowPool
 
 
 class Residency:
