@@ -38,20 +38,22 @@ from jaxcache.host.stats import SlotUse, Stats
 from jaxcache.inputs.buckets import Bucket, Buckets
 from jaxcache.inputs.packing import NEXT_TOKEN, PackedInputs, Packer, StepWork
 from jaxcache.policies.lru import Lru
+from jaxcache.policies.policy import Arrival, Policy, Wish
 from jaxcache.policies.snapshots import Auto, Emission, Point, SnapshotPolicy, auto
-from jaxcache.prefixes.eviction import Eviction, EvictionQueue
 from jaxcache.prefixes.lookup import Lookup
+from jaxcache.prefixes.nodes import Snapshot
+from jaxcache.prefixes.order import Geometry
 
 __all__ = [
     "NEXT_TOKEN",
+    "Arrival",
     "Auto",
     "Bucket",
     "Buckets",
     "CacheManager",
     "CacheState",
     "Emission",
-    "Eviction",
-    "EvictionQueue",
+    "Geometry",
     "Lookup",
     "Lru",
     "Mover",
@@ -62,9 +64,11 @@ __all__ = [
     "PackedInputs",
     "Packer",
     "Point",
+    "Policy",
     "PoolCopied",
     "Refused",
     "SlotUse",
+    "Snapshot",
     "SnapshotPolicy",
     "StalePlan",
     "Stats",
@@ -74,6 +78,7 @@ __all__ = [
     "StepReport",
     "StepWork",
     "UnknownRequest",
+    "Wish",
     "abstract_cache",
     "after_read",
     "auto",

@@ -2,17 +2,18 @@
 
 import operator
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.policies.policy import Policy
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy
-from jaxcache.prefixes.eviction import Eviction
 
-# What an eviction queue must be able to do.
-_QUEUE = ("insert", "touch", "remove", "victim", "__contains__", "__len__", "__iter__")
+# What an eviction policy must be able to do.
+_POLICY = tuple(name for name in vars(Policy) if not name.startswith("_"))
 
 
 def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) -> bytes:
@@ -99,7 +100,7 @@ def check_options(
     buckets: Buckets,
     policy: SnapshotPolicy,
     emission: Emission,
-    eviction: Eviction,
+    eviction: Policy[Any],
 ) -> None:
     """Refuses options that would fail when they are used, or never take a snapshot.
 
@@ -120,14 +121,12 @@ def check_options(
         raise ValueError(
             f"policy must be an object whose response is True or False, got {policy!r}"
         )
-    for name in ("snapshots", "leaves"):
-        queue = getattr(eviction, name, None)
-        missing = [method for method in _QUEUE if not hasattr(queue, method)]
-        if isinstance(eviction, type) or missing:
-            raise ValueError(
-                f"eviction must be an object whose {name} is an EvictionQueue, with "
-                f"{', '.join(_QUEUE)}, got {eviction!r}"
-            )
+    missing = [name for name in _POLICY if not callable(getattr(eviction, name, None))]
+    if isinstance(eviction, type) or missing:
+        raise ValueError(
+            f"eviction must be an object with the methods {', '.join(_POLICY)}, "
+            f"got {eviction!r}"
+        )
     if layout.has_recurrent and emission.grid and not buckets.max_snapshots:
         raise ValueError(
             "buckets.max_snapshots must be at least 2 where states are emitted inside "

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Hashable
+from typing import Any
 
 from jaxcache.host.errors import UnknownRequest
 from jaxcache.host.plans import StepPlan
@@ -11,6 +12,7 @@ from jaxcache.host.stats import Tally
 from jaxcache.host.tables import DeviceTables
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.policies.policy import Policy
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy
 from jaxcache.prefixes.lookup import Finder, Found
 from jaxcache.prefixes.nodes import Snapshot
@@ -42,6 +44,7 @@ class Core:
         size: Its size.
         buckets: The shapes of its steps.
         policy: Where snapshots are wanted.
+        eviction: What goes first.
         emission: Where they can be taken inside a chunk.
         pages: Free pages.
         rows: Free rows.
@@ -62,6 +65,7 @@ class Core:
     size: CacheSize
     buckets: Buckets
     policy: SnapshotPolicy
+    eviction: Policy[Any]
     emission: Emission
     pages: PagePools
     rows: RowPool
@@ -132,7 +136,7 @@ class Core:
     def hold_instead(self, request: Request, found: Found, version: int) -> None:
         """Lets a waiting request hold another prefix than before.
 
-        Nothing else changes, so that it can be undone; whoever is sure tidies up.
+        Nothing is given up, so that it can be undone; whoever is sure shrinks the tree.
         """
         hold, source = request.hold, request.source
         request.hold = request.source = None
@@ -143,7 +147,7 @@ class Core:
         if source is not None:
             self.tree.residency.release_snapshot(source)
         if hold is not None:
-            self.tree.residency.release(hold, tidy=False)
+            self.tree.residency.release(hold)
 
     def held(self, request: Request) -> Found:
         """Returns what a waiting request found, as the tree has it by now."""
@@ -168,10 +172,9 @@ class Core:
 
     def let_go(self, request: Request) -> None:
         """Releases everything that a request holds of the tree."""
-        residency = self.tree.residency
         if request.source is not None:
-            residency.release_snapshot(request.source)
+            self.tree.residency.release_snapshot(request.source)
             request.source = None
         if request.hold is not None:
-            residency.release(request.hold)
+            self.tree.release(request.hold)
             request.hold = None

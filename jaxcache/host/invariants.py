@@ -9,8 +9,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcache.host.core import Core
-from jaxcache.host.requests import NO_ROW, Request
-from jaxcache.prefixes.nodes import Hold, Node, Root, Snapshot, find_partial_page
+from jaxcache.host.requests import Request
+from jaxcache.prefixes.nodes import (
+    NO_ROW,
+    Hold,
+    Node,
+    Root,
+    Snapshot,
+    find_partial_page,
+)
 
 
 def check(core: Core) -> None:
@@ -97,7 +104,7 @@ def _check_rows(core: Core, nodes: list[Node], requests: list[Request]) -> None:
                 plans.append(chunk.handed_row)
     owned = {
         "nobody": core.rows.free_slots(),
-        "snapshots": [s.row for node in nodes for s in node.snapshots],
+        "snapshots": [s.row for n in nodes for s in n.snapshots if s.is_resident],
         "requests": [r.row for r in requests if r.row != NO_ROW],
         "plans": plans,
     }
@@ -115,18 +122,28 @@ def _check_node(core: Core, node: Node) -> None:
             parent is not None and parent.end == node.start, f"{where} hangs loose"
         )
         _require(node.end > node.start, f"{where} is empty")
-        is_leaf = node in core.tree.residency.eviction.leaves
-        _require(
-            is_leaf != bool(node.children),
-            f"{where} has {len(node.children)} children, queued as leaf: {is_leaf}",
-        )
+        if not core.has_rows:
+            is_leaf = node in core.tree.evictor.leaves
+            _require(
+                is_leaf != bool(node.children),
+                f"{where} has {len(node.children)} children, queued as leaf: {is_leaf}",
+            )
     _require(len(node.edge) == 4 * (node.end - node.start), f"{where} has another edge")
-    shape = (groups, node.end // page - node.start // page)
+    shape, most = node.pages.shape, node.end // page - node.start // page
     _require(
-        node.pages.shape == shape,
-        f"{where} has pages of shape {node.pages.shape}, not {shape}",
+        shape[0] == groups and shape[1] <= most,
+        f"{where} has pages of shape {shape}, at most {(groups, most)} are possible",
     )
-    _require(node.tail is None or node.end % page, f"{where} needs no tail page")
+    is_full = shape[1] == most
+    _require(
+        is_full or not any(child.pages.size for child in node.children.values()),
+        f"{where} has {shape[1]} of {most} pages, and nodes below have some too",
+    )
+    begun = (node.start // page + shape[1]) * page
+    _require(
+        node.tail is None or begun < node.tail_end <= min(node.end, begun + page - 1),
+        f"{where} has a tail page for tokens {begun} to {node.tail_end}",
+    )
     _check_need(core, node, where)
     for key, child in node.children.items():
         _require(
@@ -145,17 +162,30 @@ def _check_node(core: Core, node: Node) -> None:
 def _check_need(core: Core, node: Node, where: str) -> None:
     """Nothing is kept that nobody could ever use."""
     page = core.size.tokens_per_page
-    if node.tail is not None and node.extent <= node.end - node.end % page:
+    if node.tail is not None and node.extent <= node.tail_end - node.tail_end % page:
         tail, node.tail = node.tail, None
-        is_covered = find_partial_page(node, node.end, page) is not None
+        is_covered = find_partial_page(node, node.tail_end, page) is not None
         node.tail = tail
         _require(not is_covered, f"{where} has a tail page that a node below has too")
-    if not core.pages.num_groups and not node.children and not node.is_pinned:
-        ends = [snapshot.position for snapshot in node.snapshots[-1:]]
-        _require(
-            isinstance(node, Root) or ends == [node.end],
-            f"{where} has tokens after its last snapshot, at {ends}",
-        )
+    if not core.has_rows or isinstance(node, Root):
+        return
+    needed = core.tree.residency.needed(node)
+    last = node.snapshots[-1].position if node.snapshots else node.start
+    _require(
+        node.children or node.end == max(needed, last),
+        f"{where} has tokens after {max(needed, last)}, which nobody needs",
+    )
+    _require(
+        node.tail is None
+        or node.live
+        or needed > max(node.start, node.tail_end - node.tail_end % page),
+        f"{where} has a tail page, but only tokens up to {needed} are needed",
+    )
+    _require(
+        node.pages.shape[1] <= needed // page - node.start // page,
+        f"{where} has {node.pages.shape[1]} pages, but only tokens up to {needed} are "
+        f"needed",
+    )
 
 
 def _check_holds(core: Core, nodes: list[Node], requests: list[Request]) -> None:
@@ -177,6 +207,14 @@ def _check_holds(core: Core, nodes: list[Node], requests: list[Request]) -> None
             node.locked == locked,
             f"the node of tokens {node.start} to {node.end} is locked by {node.locked} "
             f"children, but {locked} are held",
+        )
+        live = sum(child.is_live for child in node.children.values())
+        residents = sum(snapshot.is_resident for snapshot in node.snapshots)
+        _require(
+            (node.live, node.residents) == (live, residents),
+            f"the node of tokens {node.start} to {node.end} counts {node.live} live "
+            f"children and {node.residents} snapshots; there are {live} and "
+            f"{residents}",
         )
     sources = collections.Counter(r.source for r in requests if r.source is not None)
     for node in nodes:
@@ -229,22 +267,18 @@ def _check_counts(core: Core, nodes: list[Node]) -> None:
             f"{residency.evictable_pages(group)} pages of group {group} are counted as "
             f"evictable, {loose} are",
         )
-    snapshots = [snapshot for node in nodes for snapshot in node.snapshots]
+    snapshots = [s for node in nodes for s in node.snapshots if s.is_resident]
     held = sum(snapshot.holds > 0 for snapshot in snapshots)
     _require(
         (residency.num_snapshots, residency.num_held) == (len(snapshots), held),
         f"{residency.num_snapshots} snapshots, {residency.num_held} held, are counted; "
         f"there are {len(snapshots)}, {held} held",
     )
-    queue = residency.eviction.snapshots
-    _require(
-        len(queue) == len(snapshots) and all(s in queue for s in snapshots),
-        f"{len(queue)} snapshots are queued for eviction, there are {len(snapshots)}",
-    )
     leaves = sum(not isinstance(n, Root) and not n.children for n in nodes)
+    queued = len(core.tree.evictor.leaves)
     _require(
-        len(residency.eviction.leaves) == leaves,
-        f"{len(residency.eviction.leaves)} leaves are queued, there are {leaves}",
+        core.has_rows or queued == leaves,
+        f"{queued} leaves are queued for eviction, there are {leaves}",
     )
 
 

@@ -19,6 +19,7 @@ every earlier reader.
 import collections
 import time
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +41,8 @@ from jaxcache.host.tables import DeviceTables
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
 from jaxcache.policies.lru import Lru
+from jaxcache.policies.policy import Arrival, Policy
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy, auto
-from jaxcache.prefixes.eviction import Eviction
 from jaxcache.prefixes.lookup import Finder, Lookup
 from jaxcache.prefixes.nodes import Int32s
 from jaxcache.prefixes.slots import PagePools, RowPool
@@ -65,7 +66,7 @@ class CacheManager:
         *,
         policy: SnapshotPolicy | None = None,
         emission: Emission | None = None,
-        eviction: Eviction | None = None,
+        eviction: Policy[Any] | None = None,
     ) -> None:
         """Makes a manager for an empty cache.
 
@@ -77,7 +78,8 @@ class CacheManager:
             policy: Where snapshots are wanted. Default: `auto()`.
             emission: Where inside a chunk the kernels can write a state out. Default:
                 anywhere.
-            eviction: What goes first. Default: `Lru()`.
+            eviction: What goes first, and with `auto()` what is taken at all; of no
+                other manager. Default: `Lru()`.
 
         Raises:
             ValueError: if the arguments do not belong together, or one request of
@@ -89,12 +91,18 @@ class CacheManager:
         check_size(layout, size)
         check_options(layout, buckets, policy, emission, eviction)
         pages, rows = PagePools(size), RowPool(size)
+        eviction.attach(
+            size.tokens_per_page,
+            layout.bytes_per_row if layout.has_recurrent else 0,
+            sum(layout.bytes_per_page(group) for group in range(pages.num_groups)),
+        )
         tree = PrefixTree(layout, size, pages, rows, eviction)
         self._core = Core(
             layout=layout,
             size=size,
             buckets=buckets,
             policy=policy,
+            eviction=eviction,
             emission=emission,
             pages=pages,
             rows=rows,
@@ -157,6 +165,8 @@ class CacheManager:
             found = core.finder.nothing(len(data) // 4, looked_up=False)
         version = core.tree.residency.version
         request = Request(request_id, scope, data, marked, reuse, found, version)
+        if reuse and core.has_rows:
+            self._credit(request)
         core.hold_found(request)
         core.requests[request_id] = request
         return found.lookup
@@ -317,8 +327,8 @@ class CacheManager:
         """What was counted so far."""
         core = self._core
         residency = core.tree.residency
-        core.tally.counts["snapshots_evicted"] = residency.num_evicted
-        core.tally.counts["columns_evicted"] = residency.num_columns_evicted
+        core.tally.counts["snapshots_evicted"] = core.tree.evictor.num_snapshots
+        core.tally.counts["columns_evicted"] = core.tree.evictor.num_columns
         pages = tuple(
             SlotUse(
                 core.pages.num_pages[group],
@@ -341,8 +351,8 @@ class CacheManager:
     def restore_counts(self, stats: Stats) -> None:
         """Goes on counting from an earlier snapshot, of another manager for example."""
         self._core.tally.restore(stats)
-        self._core.tree.residency.num_evicted = stats.snapshots_evicted
-        self._core.tree.residency.num_columns_evicted = stats.columns_evicted
+        self._core.tree.evictor.num_snapshots = stats.snapshots_evicted
+        self._core.tree.evictor.num_columns = stats.columns_evicted
 
     def __contains__(self, request_id: Hashable) -> bool:
         """Whether a request of this id is under way."""
@@ -425,6 +435,20 @@ class CacheManager:
         check(self._core)
 
     # -- parts -------------------------------------------------------------------------
+
+    def _credit(self, request: Request) -> None:
+        """Lets the policy learn from what a new request found."""
+        core, lookup = self._core, request.found.lookup
+        request.bundle = core.eviction.arrive(
+            Arrival(
+                lookup.prompt_tokens,
+                lookup.reused_tokens,
+                lookup.matched_tokens,
+                request.found.credited,
+            )
+        )
+        for ghost in core.eviction.expired():
+            core.tree.evictor.forget(ghost)
 
     def _running(self, request_id: Hashable) -> Request:
         request = self._core.request(request_id)

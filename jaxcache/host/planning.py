@@ -12,17 +12,16 @@ import numpy as np
 
 from jaxcache.host.core import Core
 from jaxcache.host.plans import ABANDONED, Chunk, EmittedRow, Int64s, Reading, StepPlan
-from jaxcache.host.requests import NO_ROW, Request
+from jaxcache.host.requests import Request
 from jaxcache.host.sizing import Draft, Intent, Sizer, Work
 from jaxcache.inputs.packing import NEXT_TOKEN, Packer, StepWork
 from jaxcache.layouts import NULL_SLOT
-from jaxcache.policies.snapshots import KINDS, Point
-from jaxcache.prefixes.nodes import Int32s
+from jaxcache.policies.snapshots import Point, Wanted
+from jaxcache.prefixes.nodes import NO_ROW, Int32s
 
 NO_ROOM = "no row was free or evictable"
 NO_SLOT = "the step emits max_snapshots already"
 
-_RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
 _NOTHING = np.zeros(0, np.int64)
 
 
@@ -46,7 +45,7 @@ class Planner:
         self.sizer.tidy(draft)
         chosen = self._choose_points(draft)
         optional = sum(len(points) for points in chosen)
-        core.tree.residency.make_room(draft.columns, draft.rows + optional)
+        core.tree.evictor.make_room(draft.columns, draft.rows + optional)
         core.number += 1
         step = StepWork()
         grown_seats, grown_indices = self._decode(draft, step)
@@ -131,11 +130,10 @@ class Planner:
         chosen: list[list[Point]] = [[] for _ in draft.intents]
         wanted: list[tuple[int, int, Point]] = []
         for index, intent in enumerate(draft.intents):
-            for point in intent.points:
+            for point in intent.wanted.points:
                 if point.position > intent.start + intent.length:
                     break
-                rank = _RANKS.get(point.kind, len(KINDS))
-                wanted.append((rank, index, point))
+                wanted.append((point.rank, index, point))
         if not wanted:
             return chosen
         rows = core.rows.free + core.tree.residency.evictable_rows - draft.rows
@@ -190,7 +188,8 @@ class Planner:
             emitted=[],
             handed_point=None,
             handed_row=NO_ROW,
-            points_before=intent.points,
+            ghosts=_passed(intent.wanted, points, end),
+            wanted_before=intent.wanted,
         )
         for point in sorted(points):
             row = core.rows.take()
@@ -202,7 +201,7 @@ class Planner:
                 chunk.handed_point, chunk.handed_row = point, request.row
                 request.reads, request.row = request.row, row
                 self._unsettled.add(seat)
-        request.points = [p for p in intent.points if p.position > end]
+        request.wanted = _after(intent.wanted, end)
         request.is_decoding = chunk.is_last
         core.seats.planned[seat] = end
         core.seats.last_plan[seat] = core.number
@@ -217,14 +216,13 @@ class Planner:
             request.row = core.rows.take()
             request.reads = NULL_SLOT if source is None else source.row
             if source is not None:
-                core.tree.residency.eviction.snapshots.touch(source)
+                core.eviction.used(source)
         hold = request.hold
         request.shared = request.found.lookup.reused_tokens // self._page
         if hold is None:
             return
         node = hold.node
-        if not node.children:
-            core.tree.residency.eviction.leaves.touch(node)
+        core.tree.evictor.touch_leaf(node)
         table = core.tables.page_table
         while node.parent is not None:
             first = node.start // self._page
@@ -344,7 +342,7 @@ class Planner:
         request.reads = None
         pages = core.seats.num_pages(seat)
         core.pages.put(core.tables.page_table[:, seat, chunk.pages_before : pages])
-        request.points = chunk.points_before
+        request.wanted = chunk.wanted_before
         request.is_decoding = False
         if core.pages.num_groups:
             core.seats.capacity[seat] = chunk.pages_before * self._page
@@ -364,6 +362,28 @@ class Planner:
         core.tables.forget_pages(request.seat)
         core.seats.give_back(request)
         core.epoch += 1
+
+
+def _passed(wanted: Wanted, taken: list[Point], position: int) -> list[Point]:
+    """Returns the points up to a position that are only to be remembered."""
+    ghosts = [point for point in wanted.ghosts if point.position <= position]
+    if len(taken) < len(wanted.points):
+        ghosts += [
+            point
+            for point in wanted.points
+            if point.position <= position and point not in taken
+        ]
+    return ghosts
+
+
+def _after(wanted: Wanted, position: int) -> Wanted:
+    """Returns the points that are still ahead."""
+    points, ghosts = wanted
+    if points and points[0].position <= position:
+        points = [point for point in points if point.position > position]
+    if ghosts and ghosts[0].position <= position:
+        ghosts = [point for point in ghosts if point.position > position]
+    return Wanted(points, ghosts)
 
 
 def _int32(values: Iterable[int]) -> Int32s:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from jaxcache.host.requests import Request
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.inputs.packing import PackedInputs
-from jaxcache.policies.snapshots import Point
+from jaxcache.policies.snapshots import Point, Wanted
 from jaxcache.prefixes.nodes import Int32s
 
 Int64s = npt.NDArray[np.int64]
@@ -59,7 +59,8 @@ class Chunk:
         emitted: Rows that the step writes inside the chunk.
         handed_point: The point at the end of the chunk whose row is handed over.
         handed_row: That row; the request goes on in another.
-        points_before: Points that the request still wanted.
+        ghosts: Points that the chunk passes of which only the position is kept.
+        wanted_before: Points that the request still wanted.
     """
 
     request: Request
@@ -73,7 +74,8 @@ class Chunk:
     emitted: list[EmittedRow]
     handed_point: Point | None
     handed_row: int
-    points_before: list[Point]
+    ghosts: list[Point]
+    wanted_before: Wanted
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -18,12 +18,14 @@ from jaxcache.host.core import Core
 from jaxcache.host.planning import Planner
 from jaxcache.host.plans import COMPLETED, Chunk, Reading, StepPlan
 from jaxcache.host.repeats import Repeats
-from jaxcache.host.requests import NO_ROW, Request
-from jaxcache.policies.snapshots import RESPONSE, Point
-from jaxcache.prefixes.nodes import Node
+from jaxcache.host.requests import NOTHING_WANTED, Request
+from jaxcache.policies.policy import RESPONSE
+from jaxcache.policies.snapshots import Point
+from jaxcache.prefixes.nodes import NO_ROW, Node
 
 TWIN = "the tree had one at this position already"
 LOST = "an abandoned step had changed the row"
+UNWORTHY = "it was not worth a row, by the eviction policy"
 
 _HANDED, _EMITTED = "snapshots_handed_over", "snapshots_emitted"
 
@@ -104,10 +106,13 @@ class Publisher:
             for _, row, _ in rows:
                 core.rows.put(row)
             return
+        ghosts = chunk.ghosts
         history = chunk.start + chunk.length
         end = history // self._page * self._page if core.pages.num_groups else 0
         if rows:
             end = max(end, rows[-1][0].position)
+        if ghosts:
+            end = max(end, *(ghost.position for ghost in ghosts))
         node = self._publish_tokens(request, end)
         for point, row, is_handed in rows:
             assert node is not None
@@ -116,6 +121,9 @@ class Publisher:
             self._publish_row(request, node, point, row, how)
             if is_handed:
                 self._go_on_from(request, node, point.position, row)
+        for ghost in ghosts:
+            assert node is not None
+            self._publish_ghost(request, node, ghost)
         self.hold_shared(request, node)
 
     def _publish_tokens(
@@ -159,12 +167,24 @@ class Publisher:
         """Publishes a snapshot, unless the tree has one at its position already."""
         core = self._core
         request.deepest = max(request.deepest, point.position)
-        if core.tree.attach(node, point.position, row, point.kind) is None:
+        snapshot = core.tree.attach(node, point.position, row, point.kind)
+        if snapshot is None:
             core.rows.put(row)
             core.tally.skipped[TWIN] += 1
+            return
+        if snapshot.record is None:
+            core.eviction.added(request.bundle, snapshot)
         else:
-            core.tally.snapshots[point.kind] += 1
-            core.tally.counts[how] += 1
+            core.eviction.revived(request.bundle, snapshot)
+        core.tally.snapshots[point.kind] += 1
+        core.tally.counts[how] += 1
+
+    def _publish_ghost(self, request: Request, node: Node, point: Point) -> None:
+        """Remembers a position without a row, unless the tree has a snapshot there."""
+        core = self._core
+        ghost = core.tree.attach(node, point.position, NO_ROW, point.kind)
+        if ghost is not None:
+            core.eviction.added(request.bundle, ghost)
 
     def _go_on_from(
         self, request: Request, node: Node, position: int, row: int
@@ -213,7 +233,7 @@ class Publisher:
             node = core.tree.node_at(node, position)
             request.hold = core.tree.residency.hold(node, position)
         if before is not None:
-            core.tree.residency.release(before)
+            core.tree.release(before)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -224,17 +244,20 @@ class Publisher:
         """
         core = self._core
         request.is_closed = True
+        node: Node | None = None
         try:
             if request.seat >= 0:
                 history = int(core.seats.history[request.seat])
                 if request.end == "finished":
-                    self._publish_response(request, history)
+                    node = self._publish_response(request, history)
                 else:
-                    self._publish_begun_page(request)
+                    node = self._publish_begun_page(request)
         finally:
             if request.seat >= 0:
                 self._give_pages_back(request)
             core.let_go(request)
+            if node is not None:
+                core.tree.evictor.shrink(node)
             if request.seat >= 0:
                 self._planner.leave_seat(request)
 
@@ -245,18 +268,24 @@ class Publisher:
         known = int(core.seats.known[seat])
         request.data = core.seats.data(seat, 0, known)
         request.length = known
-        self._publish_begun_page(request)
+        node = self._publish_begun_page(request)
         self._give_pages_back(request)
         core.let_go(request)
+        if node is not None:
+            core.tree.evictor.shrink(node)
         self._planner.leave_seat(request)
         request.deepest = 0
-        request.points = []
+        request.wanted = NOTHING_WANTED
         request.found = core.finder.nothing(known, looked_up=request.reuse)
         request.version = -1
         core.tally.counts["restarted"] += 1
 
-    def _publish_response(self, request: Request, history: int) -> None:
-        """Publishes all confirmed tokens, and the row as the snapshot at their end."""
+    def _publish_response(self, request: Request, history: int) -> Node | None:
+        """Publishes all confirmed tokens, and the row as the snapshot at their end.
+
+        Returns:
+            The node of the last token, for whose sake it may not have to be kept.
+        """
         core = self._core
         full = history // self._page * self._page
         # A row that was just handed over is published; its successor holds nothing yet.
@@ -266,30 +295,43 @@ class Publisher:
             core.tally.skipped[LOST] += 1
         has_row = wanted and has_row and not request.is_lost and history > 0
         if not request.reuse:
-            return
+            return None
+        is_ghost = has_row and not core.eviction.wants_response(
+            request.bundle,
+            history,
+            history - request.found.lookup.prompt_tokens,
+            core.rows.free,
+        )
         if has_row:
             end = history
         elif core.has_rows:
             end = max(full, request.deepest) if core.pages.num_groups else 0
         else:
             end = history
-        with_tail = core.pages.num_groups > 0 and end > full
+        with_tail = core.pages.num_groups > 0 and end > full and not is_ghost
         node = self._publish_tokens(request, end, with_tail=with_tail)
         if with_tail:
             self._disown_tail(request)
         if has_row:
             assert node is not None
             point = Point(history, RESPONSE)
+            if is_ghost:
+                self._publish_ghost(request, node, point)
+                core.tally.skipped[UNWORTHY] += 1
+                return node
             row, request.row = request.row, NO_ROW
             self._publish_row(request, node, point, row, _HANDED)
+        return node
 
-    def _publish_begun_page(self, request: Request) -> None:
+    def _publish_begun_page(self, request: Request) -> Node | None:
         """Publishes the begun page if a snapshot of the request lies inside it."""
         core = self._core
         begin = request.shared * self._page
         if request.reuse and core.pages.num_groups and request.deepest > begin:
-            self._publish_tokens(request, request.deepest, with_tail=True)
+            node = self._publish_tokens(request, request.deepest, with_tail=True)
             self._disown_tail(request)
+            return node
+        return None
 
     def _disown_tail(self, request: Request) -> None:
         """Counts the begun page among those that the tree owns."""

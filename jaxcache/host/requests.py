@@ -11,16 +11,19 @@ which the next plan may already need: `planned` may equal `known`, never pass it
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
 from jaxcache.layouts import CacheSize
-from jaxcache.policies.snapshots import Point
+from jaxcache.policies.snapshots import Wanted
 from jaxcache.prefixes.lookup import Found
-from jaxcache.prefixes.nodes import Hold, Int32s, Snapshot
+from jaxcache.prefixes.nodes import NO_ROW, Hold, Int32s, Snapshot
 
 NO_SEAT = -1
-NO_ROW = -1
+
+# Where no snapshot is wanted; never changed.
+NOTHING_WANTED = Wanted([], [])
 
 # Stands for "no page is ever missing" in a model without attention.
 _UNLIMITED = np.iinfo(np.int64).max
@@ -46,7 +49,8 @@ class Request:
         reads: The row that its next step reads, where that is another one.
         shared: Pages at the start of its page table that the tree owns.
         is_decoding: Whether all of `data` is planned.
-        points: Where snapshots are still wanted, in order.
+        bundle: What the eviction policy notes of it.
+        wanted: Where snapshots are still wanted, in order.
         deepest: Position of the deepest snapshot that it has published.
         end: Why it takes part in no more plans: "finished" or "cancelled".
         is_halted: Whether it must wait for the plans in flight, since a step that was
@@ -56,6 +60,7 @@ class Request:
     """
 
     __slots__ = (
+        "bundle",
         "data",
         "deepest",
         "end",
@@ -68,7 +73,6 @@ class Request:
         "is_lost",
         "length",
         "marked",
-        "points",
         "reads",
         "reuse",
         "row",
@@ -77,6 +81,7 @@ class Request:
         "shared",
         "source",
         "version",
+        "wanted",
     )
 
     def __init__(
@@ -104,7 +109,8 @@ class Request:
         self.reads: int | None = None
         self.shared = 0
         self.is_decoding = False
-        self.points: list[Point] = []
+        self.bundle: Any = None
+        self.wanted = NOTHING_WANTED
         self.deepest = 0
         self.end: str | None = None
         self.is_halted = False

@@ -7,7 +7,7 @@ holds again what it held before.
 
 import dataclasses
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -15,9 +15,16 @@ import numpy as np
 from jaxcache.host.core import Core
 from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
 from jaxcache.host.plans import Int64s
-from jaxcache.host.requests import NO_SEAT, Request
+from jaxcache.host.requests import NO_SEAT, NOTHING_WANTED, Request
 from jaxcache.inputs.buckets import Bucket
-from jaxcache.policies.snapshots import Point, cut_chunk, wanted_points
+from jaxcache.policies.policy import Wish
+from jaxcache.policies.snapshots import (
+    Auto,
+    Wanted,
+    cut_chunk,
+    wanted_points,
+    wishes_of,
+)
 from jaxcache.prefixes.lookup import Found
 
 Work = Sequence[tuple[Hashable, SupportsIndex]]
@@ -32,14 +39,14 @@ class Intent:
         start: Tokens in the cache before it.
         length: Tokens it runs.
         columns: Pages it needs, of each group.
-        points: The points it still wants, those in this chunk first.
+        wanted: The points it still wants, those in this chunk first.
     """
 
     request: Request
     start: int
     length: int
     columns: int
-    points: list[Point]
+    wanted: Wanted
 
     @property
     def is_first(self) -> bool:
@@ -243,19 +250,21 @@ class Sizer:
             before.append((request, self._core.held(request), request.version))
             self._core.look_up(request, copies=self._core.copies)
 
-    def _points(self, request: Request, reused: int) -> list[Point]:
+    def _wanted(self, request: Request, reused: int) -> Wanted:
         """Returns the points of a request that begins."""
         core = self._core
         if not core.has_rows or not request.reuse:
-            return []
+            return NOTHING_WANTED
+        matched = request.found.lookup.matched_tokens
+        wishes: Iterable[Wish]
+        if isinstance(core.policy, Auto):
+            allows = core.policy.allows
+            suggested = core.eviction.wishes(request.bundle, reused, core.rows.free - 1)
+            wishes = [wish for wish in suggested if allows(wish.kind)]
+        else:
+            wishes = wishes_of(core.policy, request.length, reused, matched, self._page)
         return wanted_points(
-            core.policy,
-            core.emission,
-            request.marked,
-            request.length,
-            reused,
-            request.found.lookup.matched_tokens,
-            self._page,
+            wishes, core.emission, request.marked, request.length, reused
         )
 
     def _intent(
@@ -263,28 +272,28 @@ class Sizer:
         request: Request,
         num_tokens: int,
         unit: int,
-        points: list[Point] | None = None,
+        wanted: Wanted | None = None,
     ) -> Intent | None:
         """Returns the chunk that a request runs next, `None` to skip the step."""
         core = self._core
         if request.seat == NO_SEAT:
             lookup = request.found.lookup
             start, pages = lookup.reused_tokens, lookup.reused_tokens // self._page
-            if points is None:
-                points = self._points(request, start)
+            if wanted is None:
+                wanted = self._wanted(request, start)
         else:
             start = int(core.seats.planned[request.seat])
             pages = core.seats.num_pages(request.seat)
-            points = request.points
+            wanted = request.wanted
         length = cut_chunk(
-            core.emission, points, start, num_tokens, request.length, unit
+            core.emission, wanted.points, start, num_tokens, request.length, unit
         )
         if length == 0:
             return None
         columns = 0
         if core.pages.num_groups:
             columns = max(0, -(-(start + length) // self._page) - pages)
-        return Intent(request, start, length, columns, points)
+        return Intent(request, start, length, columns, wanted)
 
     # -- counting ----------------------------------------------------------------------
 
@@ -345,7 +354,7 @@ class Sizer:
         if len(draft.intents) + draft.seats.size > 1:
             return False
         # Asked before anything is given up, since the policy may fail.
-        anew = [self._points(i.request, 0) for i in draft.intents if i.is_first]
+        anew = [self._wanted(i.request, 0) for i in draft.intents if i.is_first]
         # One alone fits for certain, so this need not be undone.
         self.tidy(draft)
         if self._refusal(draft) is None:
@@ -366,7 +375,7 @@ class Sizer:
         """Gives up what only holds that were replaced had been a reason to keep."""
         for _, found, _ in draft.before:
             if found.node is not None and found.node.parent is not None:
-                self._core.tree.residency.tidy(found.node)
+                self._core.tree.evictor.shrink(found.node)
 
     def _take_hold(self, draft: Draft, request: Request) -> None:
         core = self._core

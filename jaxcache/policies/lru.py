@@ -1,51 +1,97 @@
-"""Least recently used first: the simple order, and the only one without snapshots."""
+"""Least recently used first: the simple policy."""
 
 import collections
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Sequence
 
-from jaxcache.prefixes.nodes import Node, Snapshot
+from jaxcache.policies.policy import BOUNDARY, BRANCH, Arrival, Wish
+from jaxcache.prefixes.nodes import Snapshot
+from jaxcache.prefixes.order import Geometry
 
-
-class LruQueue[T]:
-    """Least recently used first; every call takes constant time."""
-
-    def __init__(self) -> None:
-        # Not a plain dict: finding its first item walks over all deleted ones.
-        self._items: collections.OrderedDict[T, None] = collections.OrderedDict()
-
-    def insert(self, item: T) -> None:
-        """Adds an item as the most recently used one."""
-        self._items[item] = None
-
-    def touch(self, item: T) -> None:
-        """Makes an item the most recently used one."""
-        self._items.move_to_end(item)
-
-    def remove(self, item: T) -> None:
-        """Forgets an item."""
-        del self._items[item]
-
-    def victim(self) -> T | None:
-        """Returns the item that was not used for longest."""
-        return next(iter(self._items), None)
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items)
+# How many snapshots are asked whether they free pages before any one goes.
+_MAX_ASKED = 64
 
 
 class Lru:
-    """Evicts what was not used for longest.
+    """Takes every snapshot, and evicts the one that was not used for longest.
 
-    A node that becomes a leaf starts as the most recently used: others have gone on
-    from it, so it is the likelier of the two to be met again.
+    Args:
+        ghosts: How many evicted snapshots are remembered, so that the tree knows where
+            prompts parted after it has lost their pages.
     """
 
-    def __init__(self) -> None:
-        self.snapshots: LruQueue[Snapshot] = LruQueue()
-        self.leaves: LruQueue[Node] = LruQueue()
+    def __init__(self, ghosts: int = 4096) -> None:
+        if not isinstance(ghosts, int) or ghosts < 0:
+            raise ValueError(f"ghosts must be an integer >= 0, got {ghosts!r}")
+        self._page = 1
+        self._max_ghosts = ghosts
+        # Not plain dicts: finding the first item walks over all deleted ones.
+        self._residents: collections.OrderedDict[Snapshot, None]
+        self._residents = collections.OrderedDict()
+        self._ghosts: collections.OrderedDict[Snapshot, None]
+        self._ghosts = collections.OrderedDict()
+
+    def attach(self, tokens_per_page: int, row_bytes: int, page_bytes: int) -> None:
+        """Is told the cache that it decides for."""
+        self._page = tokens_per_page
+
+    def arrive(self, arrival: Arrival) -> Arrival:
+        """Notes a new request."""
+        return arrival
+
+    def wishes(self, bundle: Arrival, reused: int, free_rows: int) -> Sequence[Wish]:
+        """Returns the last page boundaries of the prompt, and where it parts."""
+        page, length = self._page, bundle.prompt_tokens
+        wishes = []
+        if bundle.matched > reused:
+            wishes.append(Wish(bundle.matched // page * page, BRANCH, True))
+        wishes.append(Wish((length - 1) // page * page, BOUNDARY, True))
+        if length % page == 0:
+            wishes.append(Wish(length, BOUNDARY, True))
+        return wishes
+
+    def wants_response(
+        self, bundle: Arrival, position: int, response_tokens: int, free_rows: int
+    ) -> bool:
+        """Every response is kept."""
+        return True
+
+    def added(self, bundle: Arrival, snapshot: Snapshot) -> None:
+        """Notes a new snapshot or ghost."""
+        snapshot.record = 0
+        (self._residents if snapshot.row >= 0 else self._ghosts)[snapshot] = None
+
+    def revived(self, bundle: Arrival, snapshot: Snapshot) -> None:
+        """Notes that a ghost is resident again."""
+        del self._ghosts[snapshot]
+        self._residents[snapshot] = None
+
+    def evicted(self, snapshot: Snapshot, shallower: Snapshot | None) -> None:
+        """Notes that a snapshot is a ghost now."""
+        del self._residents[snapshot]
+        self._ghosts[snapshot] = None
+
+    def used(self, snapshot: Snapshot) -> None:
+        """Makes a snapshot the most recently used one."""
+        self._residents.move_to_end(snapshot)
+
+    def expired(self) -> Iterable[Snapshot]:
+        """Returns the oldest ghosts, where there are too many."""
+        while len(self._ghosts) > self._max_ghosts:
+            yield self._ghosts.popitem(last=False)[0]
+
+    def victim(self, geometry: Geometry, needs_pages: bool) -> Snapshot | None:
+        """Returns the snapshot that was not used for longest.
+
+        If pages are short, the first one of the oldest that frees some.
+        """
+        oldest: Snapshot | None = None
+        for snapshot in itertools.islice(self._residents, _MAX_ASKED):
+            if snapshot.holds:
+                continue
+            if not needs_pages or geometry.pages_freed(snapshot):
+                return snapshot
+            oldest = oldest or snapshot
+        if oldest is not None:
+            return oldest
+        return next((s for s in self._residents if not s.holds), None)

@@ -13,16 +13,13 @@ it. The state at the end of what was generated, `response`, serves the next turn
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-BOUNDARY = "boundary"
-BRANCH = "branch"
-RESPONSE = "response"
-MARKED = "marked"
+from jaxcache.policies.policy import BOUNDARY, BRANCH, KINDS, MARKED, Wish
 
 # The order in which points of one step get rows when there are not enough for all.
-KINDS = (MARKED, BRANCH, BOUNDARY, RESPONSE)
+_RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
 
 
 class Point(NamedTuple):
@@ -35,6 +32,11 @@ class Point(NamedTuple):
 
     position: int
     kind: str
+
+    @property
+    def rank(self) -> int:
+        """Which points get a row first when there are not enough: the lowest."""
+        return _RANKS.get(self.kind, len(_RANKS))
 
 
 class SnapshotPolicy(Protocol):
@@ -61,7 +63,7 @@ class SnapshotPolicy(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """Page boundaries at the end of the prompt, the branch, and the response.
+    """The positions that the eviction policy suggests, by how likely they are used.
 
     Attributes:
         boundary: Whether the last page boundaries of the prompt are points.
@@ -76,16 +78,15 @@ class Auto:
     def points(
         self, prompt_tokens: int, reused: int, matched: int, tokens_per_page: int
     ) -> Sequence[Point]:
-        """Returns the points in a prompt."""
-        page = tokens_per_page
-        points = []
-        if self.branch and matched > reused:
-            points.append(Point(matched // page * page, BRANCH))
-        if self.boundary:
-            points.append(Point((prompt_tokens - 1) // page * page, BOUNDARY))
-            if prompt_tokens % page == 0:
-                points.append(Point(prompt_tokens, BOUNDARY))
-        return points
+        """Returns none of its own."""
+        return ()
+
+    def allows(self, kind: str) -> bool:
+        """Whether a suggestion of this kind is followed."""
+        return not (
+            (kind == BOUNDARY and not self.boundary)
+            or (kind == BRANCH and not self.branch)
+        )
 
 
 def auto(*, boundary: bool = True, branch: bool = True, response: bool = True) -> Auto:
@@ -141,32 +142,68 @@ class Emission:
         return Point(point.position // self.grid * self.grid, point.kind)
 
 
+class Wanted(NamedTuple):
+    """Where snapshots of a prompt are wanted, in order of position, each once.
+
+    Attributes:
+        points: Those that are worth a row.
+        ghosts: Those of which only the position is to be remembered.
+    """
+
+    points: list[Point]
+    ghosts: list[Point]
+
+
 def wanted_points(
-    policy: SnapshotPolicy,
+    wishes: Iterable[Wish],
     emission: Emission,
     marked: Sequence[int],
     prompt_tokens: int,
     reused: int,
+) -> Wanted:
+    """Returns the points that a prompt will be asked for.
+
+    Args:
+        wishes: What the policy wants.
+        emission: Where states can be emitted.
+        marked: Points that the caller wants.
+        prompt_tokens: Length of the prompt.
+        reused: Tokens that are reused; only points after them can be taken.
+    """
+    points: dict[int, Point] = {}
+    ghosts: dict[int, Point] = {}
+    for position, kind, worth_a_row in wishes:
+        placed = emission.place(Point(position, kind))
+        if worth_a_row:
+            points[placed.position] = placed
+        else:
+            ghosts[placed.position] = placed
+    for position in marked:
+        points[position] = Point(position, MARKED)
+    return Wanted(
+        [points[p] for p in sorted(points) if reused < p <= prompt_tokens],
+        [
+            ghosts[p]
+            for p in sorted(ghosts)
+            if reused < p <= prompt_tokens and p not in points
+        ],
+    )
+
+
+def wishes_of(
+    policy: SnapshotPolicy,
+    prompt_tokens: int,
+    reused: int,
     matched: int,
     tokens_per_page: int,
-) -> list[Point]:
-    """Returns the points that a prompt will be asked for, in order, each once.
+) -> list[Wish]:
+    """Returns the points of a policy, all of them worth a row.
 
     Raises:
         ValueError: if the policy gives anything else than points.
     """
-    points = {}
     given = policy.points(prompt_tokens, reused, matched, tokens_per_page)
-    for point in _read_points(policy, given):
-        placed = emission.place(point)
-        points[placed.position] = placed
-    for position in marked:
-        points[position] = Point(position, MARKED)
-    return [
-        points[position]
-        for position in sorted(points)
-        if reused < position <= prompt_tokens
-    ]
+    return [Wish(*point, True) for point in _read_points(policy, given)]
 
 
 def _read_points(policy: SnapshotPolicy, given: Sequence[Point]) -> list[Point]:

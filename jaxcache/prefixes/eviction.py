@@ -1,58 +1,375 @@
-"""Eviction order: which of the resident things goes first.
+"""Eviction: giving pages and rows of the prefix tree up, and forgetting tokens.
 
-Two kinds of things are resident in the prefix tree for nobody's sake but a later
-request's: snapshots, each with a row, and the ends of leaves, with their pages. The
-tree says what may go at all (nothing held), the order here says what goes first.
+A model with recurrent layers gives up snapshots: the row, and the pages that nothing
+else needs, down to the next resident snapshot or hold on the path. What is left is a
+ghost; the tokens up to the deepest snapshot of a path, ghosts included, stay known. A
+model with attention only has no snapshots, and cuts the ends off its least recently
+used leaves. Either way eviction takes time for what it frees, not for the tree's size.
 """
 
-from collections.abc import Iterator
-from typing import Protocol
+import collections
 
-from jaxcache.prefixes.nodes import Node, Snapshot
-
-
-class EvictionQueue[T](Protocol):
-    """An order over resident things of one kind."""
-
-    def insert(self, item: T) -> None:
-        """Adds an item as the most recently used one."""
-        ...
-
-    def touch(self, item: T) -> None:
-        """Notes that an item was used; it stays where it is in no other case."""
-        ...
-
-    def remove(self, item: T) -> None:
-        """Forgets an item that is no longer resident."""
-        ...
-
-    def victim(self) -> T | None:
-        """Returns the item that should go first, `None` if there is none.
-
-        It stays in the queue: the tree removes it, or touches it because it is held.
-        """
-        ...
-
-    def __contains__(self, item: object) -> bool: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[T]: ...
+from jaxcache.prefixes.nodes import (
+    NO_CHILDREN,
+    NO_ROW,
+    NO_SNAPSHOTS,
+    Int32s,
+    Node,
+    Root,
+    Snapshot,
+    find_partial_page,
+)
+from jaxcache.prefixes.order import EvictionOrder
+from jaxcache.prefixes.residency import Residency
+from jaxcache.prefixes.slots import PagePools, RowPool
 
 
-class Eviction(Protocol):
-    """What goes first, among snapshots and among leaves.
+class Evictor:
+    """Gives up what nobody holds.
 
-    One object has both queues, so that an order may weigh a snapshot by the pages that
-    would go with it.
+    Attributes:
+        leaves: Leaves of a model with attention only, the least recently used first.
+        num_snapshots: Snapshots evicted so far.
+        num_columns: Columns of pages given up so far.
     """
 
-    @property
-    def snapshots(self) -> EvictionQueue[Snapshot]:
-        """The order in which snapshots give up their rows."""
-        ...
+    def __init__(
+        self,
+        pages: PagePools,
+        rows: RowPool,
+        order: EvictionOrder,
+        residency: Residency,
+        is_recurrent: bool,
+    ) -> None:
+        self._pages = pages
+        self._rows = rows
+        self._order = order
+        self._residency = residency
+        self._is_recurrent = is_recurrent
+        self._page = residency.tokens_per_page
+        self.leaves: collections.OrderedDict[Node, None] = collections.OrderedDict()
+        self.num_snapshots = 0
+        self.num_columns = 0
 
-    @property
-    def leaves(self) -> EvictionQueue[Node]:
-        """The order in which nodes without children give up their pages."""
-        ...
+    # -- making room -------------------------------------------------------------------
+
+    def make_room(self, columns: int, rows: int) -> None:
+        """Evicts until so many columns of pages and rows are free.
+
+        The caller has made sure, by the counts, that this can be done.
+        """
+        while self._pages.free_columns < columns:
+            if self._is_recurrent:
+                self._evict_one(True, columns, rows)
+            else:
+                self._trim_leaves(columns)
+        while self._rows.free < rows:
+            self._evict_one(False, columns, rows)
+
+    def _evict_one(self, needs_pages: bool, columns: int, rows: int) -> None:
+        snapshot = self._order.victim(self, needs_pages)
+        if snapshot is None:
+            raise RuntimeError(
+                f"{columns} columns of pages and {rows} rows were promised, but "
+                f"{self._pages.free_columns} and {self._rows.free} are free, and no "
+                f"snapshot can be evicted"
+            )
+        self.evict(snapshot)
+
+    def evict(self, snapshot: Snapshot) -> None:
+        """Makes a ghost of a snapshot that nobody holds."""
+        node = snapshot.node
+        assert node is not None
+        assert snapshot.is_resident
+        assert snapshot.holds == 0
+        shallower = self.shallower(snapshot)
+        self._rows.put(snapshot.row)
+        snapshot.row = NO_ROW
+        self.num_snapshots += 1
+        self._residency.count_out(snapshot)
+        self._order.evicted(snapshot, shallower)
+        self.shrink(node)
+
+    def forget(self, snapshot: Snapshot) -> None:
+        """Takes a ghost out of the tree, with the tokens that only it kept known."""
+        node = snapshot.node
+        assert node is not None
+        assert not snapshot.is_resident
+        node.snapshots.remove(snapshot)
+        if not node.snapshots:
+            node.snapshots = NO_SNAPSHOTS
+        snapshot.node = None
+        self.shrink(node)
+
+    # -- what an eviction order asks ---------------------------------------------------
+
+    def shallower(self, snapshot: Snapshot) -> Snapshot | None:
+        """Returns the next shallower resident snapshot on its path."""
+        node = snapshot.node
+        position = snapshot.position
+        while node is not None:
+            if node.residents:
+                for other in reversed(node.snapshots):
+                    if other.position < position and other.is_resident:
+                        return other
+            node = node.parent
+        return None
+
+    def pages_freed(self, snapshot: Snapshot) -> int:
+        """Returns how many columns of pages evicting a snapshot would free."""
+        node = snapshot.node
+        assert node is not None
+        if node.live or node.extent >= snapshot.position:
+            return 0
+        freed = 0
+        others = node.residents - 1
+        need = node.extent
+        for other in reversed(node.snapshots):
+            if other is not snapshot and other.is_resident:
+                if other.position > snapshot.position:
+                    return 0
+                need = max(need, other.position)
+                break
+        while True:
+            first = node.start // self._page
+            keep = max(need, node.start) // self._page - first
+            freed += max(0, int(node.pages.shape[1]) - keep)
+            if need > node.start or others:
+                return freed
+            parent = node.parent
+            if parent is None or parent.live > 1:
+                return freed
+            node, others = parent, parent.residents
+            need = node.extent
+            if others:
+                for other in reversed(node.snapshots):
+                    if other.is_resident:
+                        need = max(need, other.position)
+                        break
+
+    # -- giving up what nobody needs ---------------------------------------------------
+
+    def shrink(self, node: Node) -> None:
+        """Gives up what nobody needs of a node, and of those above it.
+
+        Does nothing in a model with attention only, where pages wait to be evicted.
+        """
+        if not self._is_recurrent:
+            self.drop_covered_tail(node)
+            return
+        while node.parent is not None:
+            parent = node.parent
+            if node.live:
+                self.drop_covered_tail(node)
+                break
+            self._free_beyond(node, self._residency.needed(node))
+            self._cut_tokens(node)
+            if node.is_live:
+                break
+            node = parent
+        if node.parent is None and not node.children and not node.is_pinned:
+            if isinstance(node, Root):
+                self._residency.roots.pop(node.scope, None)
+
+    def _free_beyond(self, node: Node, needed: int) -> None:
+        """Frees the pages of a node that hold no token before `needed`."""
+        first, have = node.start // self._page, node.pages.shape[1]
+        keep = needed // self._page - first
+        if keep > have or (keep == have and node.tail is None):
+            return
+        begun = needed % self._page > 0 and self._wants_begun(node, needed)
+        if keep == have and begun:
+            return
+        dropped, tail = node.pages[:, keep:], node.tail
+        node.tail = None
+        node.pages = node.pages[:, :keep].copy()
+        if begun and dropped.shape[1]:
+            # The whole page of which the begun one is left.
+            node.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
+            node.tail_end = needed
+        elif needed <= node.start and node.start % self._page:
+            dropped, tail = self._leave_to_above(node, dropped, tail)
+        self._free(dropped, tail)
+        self._residency.account(node)
+        self._residency.version += 1
+
+    def _wants_begun(self, node: Node, position: int) -> bool:
+        """Whether tokens past the last page boundary before `position` are needed."""
+        begin = position - position % self._page
+        if node.extent > begin:
+            return True
+        return any(
+            begin < snapshot.position <= position and snapshot.is_resident
+            for snapshot in reversed(node.snapshots)
+        )
+
+    def _leave_to_above(
+        self, node: Node, dropped: Int32s, tail: Int32s | None
+    ) -> tuple[Int32s, Int32s | None]:
+        """Leaves a page that began above a node to whoever needs its beginning there.
+
+        It must stay loose there, or the counts would have promised it in vain.
+        """
+        begin = node.start - node.start % self._page
+        above = node.parent
+        while above is not None and above.end > begin:
+            if (
+                above.tail is None
+                and not above.locked
+                and above.extent <= begin
+                and self._wants_begun(above, above.end)
+            ):
+                if find_partial_page(above, above.end, self._page) is None:
+                    if dropped.shape[1]:
+                        above.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
+                    else:
+                        above.tail, tail = tail, None
+                    above.tail_end = above.end
+                    self._residency.account(above)
+                break
+            above = above.parent
+        return dropped, tail
+
+    def drop_covered_tail(self, node: Node, is_covered: bool = False) -> None:
+        """Frees a tail page whose tokens begin a page of a node below too.
+
+        Left where a request may be about to read the tail: it does not hold that node.
+
+        Args:
+            node: The node.
+            is_covered: Whether the caller knows of such a page.
+        """
+        tail = node.tail
+        if tail is None or node.extent > node.tail_end - node.tail_end % self._page:
+            return
+        node.tail = None
+        if is_covered or find_partial_page(node, node.tail_end, self._page) is not None:
+            self._pages.put(tail[:, None])
+            self._residency.account(node)
+        else:
+            node.tail = tail
+
+    def _cut_tokens(self, node: Node) -> None:
+        """Forgets tokens at the end of a node without children that nothing needs."""
+        if node.children:
+            return
+        keep = self._residency.needed(node)
+        if node.snapshots:
+            keep = max(keep, node.snapshots[-1].position)
+        if keep <= node.start:
+            self._remove(node)
+        elif keep < node.end:
+            node.edge = node.edge[: 4 * (keep - node.start)]
+            node.end = keep
+            node.tail_end = min(node.tail_end, keep)
+            self._residency.version += 1
+
+    def _remove(self, leaf: Node) -> None:
+        """Takes a node out of the tree that has nothing left."""
+        assert not leaf.children
+        assert not leaf.is_live
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.edge[:4]]
+        leaf.parent = None
+        self._residency.forget_counts(leaf)
+        self._residency.version += 1
+        if not parent.children:
+            parent.children = NO_CHILDREN
+
+    def _free(self, dropped: Int32s, tail: Int32s | None) -> None:
+        self._pages.put(dropped)
+        self.num_columns += dropped.shape[1]
+        if tail is not None:
+            self._pages.put(tail[:, None])
+            self.num_columns += 1
+
+    # -- leaves, in a model with attention only ----------------------------------------
+
+    def add_leaf(self, leaf: Node) -> None:
+        """Notes a new node without children."""
+        if not self._is_recurrent:
+            assert leaf.parent is not None
+            self.leaves.pop(leaf.parent, None)
+            self.leaves[leaf] = None
+
+    def touch_leaf(self, leaf: Node) -> None:
+        """Notes that a leaf was used, or has grown."""
+        if leaf in self.leaves:
+            self.leaves.move_to_end(leaf)
+
+    def _trim_leaves(self, columns: int) -> None:
+        """Cuts the ends off leaves until so many columns are free."""
+        skipped = 0
+        while self._pages.free_columns < columns:
+            leaf = next(iter(self.leaves), None)
+            if leaf is None or skipped > len(self.leaves):
+                raise RuntimeError(
+                    f"{columns} columns of pages were promised, "
+                    f"{self._pages.free_columns} are free, but no leaf can be cut"
+                )
+            if leaf.holds and not leaf.loose:
+                self.leaves.move_to_end(leaf)
+                skipped += 1
+            else:
+                self._trim(leaf, columns - self._pages.free_columns)
+                skipped = 0
+
+    def _trim(self, leaf: Node, columns: int) -> None:
+        """Cuts as many columns as asked for off the end of a leaf."""
+        last = leaf.end // self._page + (leaf.tail is not None)
+        cut = max((last - columns) * self._page, leaf.extent)
+        if cut > leaf.start:
+            self._cut_leaf(leaf, cut)
+            return
+        parent = leaf.parent
+        assert parent is not None
+        dropped, tail = leaf.pages, leaf.tail
+        del self.leaves[leaf]
+        self._remove(leaf)
+        if leaf.start % self._page:
+            dropped, tail = self._leave_begun(parent, dropped, tail)
+        self._free(dropped, tail)
+        if not parent.children:
+            if not isinstance(parent, Root):
+                # Others have gone on from it, so it is the likelier to be met again.
+                self.leaves[parent] = None
+            elif not parent.is_pinned:
+                del self._residency.roots[parent.scope]
+
+    def _cut_leaf(self, leaf: Node, cut: int) -> None:
+        keep = cut // self._page - leaf.start // self._page
+        dropped, tail = leaf.pages[:, keep:], leaf.tail
+        leaf.tail = None
+        if cut % self._page:
+            if dropped.shape[1]:
+                leaf.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
+                leaf.tail_end = cut
+            else:
+                leaf.tail, tail = tail, None
+                leaf.tail_end = min(leaf.tail_end, cut)
+        leaf.edge = leaf.edge[: 4 * (cut - leaf.start)]
+        leaf.end = cut
+        leaf.pages = leaf.pages[:, :keep].copy()
+        self._free(dropped, tail)
+        self._residency.account(leaf)
+        self._residency.version += 1
+
+    def _leave_begun(
+        self, parent: Node, dropped: Int32s, tail: Int32s | None
+    ) -> tuple[Int32s, Int32s | None]:
+        """Leaves the page that began in the parent to it, if no other node has it."""
+        begin = parent.end - parent.end % self._page
+        if (
+            parent.tail is None
+            and not parent.locked
+            and parent.extent <= begin
+            and find_partial_page(parent, parent.end, self._page) is None
+        ):
+            if dropped.shape[1]:
+                parent.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
+            else:
+                parent.tail, tail = tail, None
+            parent.tail_end = parent.end
+            self._residency.account(parent)
+        return dropped, tail

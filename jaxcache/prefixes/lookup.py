@@ -68,6 +68,8 @@ class Found(NamedTuple):
     Attributes:
         lookup: The numbers.
         snapshot: The snapshot to start from, if the model needs one.
+        credited: The deepest snapshot among the tokens matched, ghosts included: where
+            the prompt would have started from if nothing had ever been evicted.
         node: A node on the prefix or below it that must be held; `None` if nothing is
             reused.
         held: The position to hold there.
@@ -77,6 +79,7 @@ class Found(NamedTuple):
 
     lookup: Lookup
     snapshot: Snapshot | None
+    credited: Snapshot | None
     node: Node | None
     held: int
     source: Int32s | None
@@ -102,7 +105,7 @@ class Finder:
             0 if self._is_recurrent else None,
             looked_up,
         )
-        return Found(lookup, None, None, 0, None)
+        return Found(lookup, None, None, None, 0, None)
 
     def find(self, scope: object, data: bytes, *, copies: bool) -> Found:
         """Looks a prompt up. Changes nothing.
@@ -119,6 +122,7 @@ class Finder:
         cover = _Cover(self._tree, node, matched, self._retentions, copies)
         deepest: int | None = None
         snapshot: Snapshot | None = None
+        credited: Snapshot | None = None
         place: _Place | None = None
         if self._is_recurrent:
             deepest = 0
@@ -126,6 +130,10 @@ class Finder:
             while above is not None and place is None:
                 for snapshot in reversed(above.snapshots):
                     if snapshot.position > matched:
+                        continue
+                    if credited is None:
+                        credited = snapshot
+                    if not snapshot.is_resident:
                         continue
                     deepest = deepest or snapshot.position
                     place = cover.place(above, snapshot.position)
@@ -137,9 +145,9 @@ class Finder:
         usable = cover.usable()
         if place is None:
             lookup = Lookup(0, matched, length, usable, deepest, True)
-            return Found(lookup, None, None, 0, None)
+            return Found(lookup, None, credited, None, 0, None)
         lookup = Lookup(place.position, matched, length, usable, deepest, True)
-        return Found(lookup, snapshot, place.node, place.held, place.source)
+        return Found(lookup, snapshot, credited, place.node, place.held, place.source)
 
 
 class _Place(NamedTuple):
@@ -169,6 +177,7 @@ class _Cover:
         self._page = tree.tokens_per_page
         self._copies = copies
         self._missing: npt.NDArray[np.int64] | None = None
+        self._columns = _columns(node, self._page)
         if tree.residency.has_holes:
             columns = np.concatenate([n.pages for n in node.path()], axis=1)
             missing = np.zeros((len(columns), columns.shape[1] + 1), np.int64)
@@ -192,13 +201,15 @@ class _Cover:
         return _Place(position, owner, owner.start + 1, source)
 
     def deepest(self) -> _Place | None:
-        """Returns the longest prefix that has its pages."""
+        """Returns the longest prefix that has its pages, without recurrent layers."""
         whole = self._matched - self._matched % self._page
         # Inside the last page the nodes on the path may have begun pages of their own.
         above: Node | None = self._node
         position = self._matched
         while above is not None and position > whole:
             place = self.place(above, position)
+            if place is None and whole < above.tail_end < position:
+                place = self.place(above, above.tail_end)
             if place is not None:
                 return place
             position, above = above.start, above.parent
@@ -211,9 +222,9 @@ class _Cover:
 
     def usable(self) -> tuple[int, ...]:
         """Returns for each group the longest prefix that its pages cover."""
-        whole = self._matched - self._matched % self._page
+        whole = min(self._matched // self._page, self._columns) * self._page
         longest = whole
-        if whole < self._matched:
+        if whole + self._page > self._matched > whole:
             found = find_partial_page(self._node, self._matched, self._page)
             longest = self._matched if found is not None else whole
         if self._missing is None:
@@ -227,6 +238,8 @@ class _Cover:
         return tuple(usable)
 
     def _has_whole_pages(self, position: int) -> bool:
+        if position // self._page > self._columns:
+            return False
         if self._missing is None:
             return True
         groups = range(len(self._retentions))
@@ -242,3 +255,13 @@ class _Cover:
         if len(stale) == 0:
             start = stop = 0
         return bool(missing[whole] - (missing[stop] - missing[start]) == 0)
+
+
+def _columns(node: Node, page: int) -> int:
+    """Returns how many pages the path to a node has, from its beginning on."""
+    above: Node | None = node
+    while above is not None:
+        if count := above.pages.shape[1]:
+            return above.start // page + int(count)
+        above = above.parent
+    return 0

@@ -1,13 +1,18 @@
 """Nodes of the prefix tree: runs of tokens, their pages, the snapshots on them.
 
+Tokens are known further than they have pages: once a snapshot is evicted, it stays as a
+*ghost*, a position without a row, and the tokens up to it stay known without pages. So
+along a path there are pages up to some token, and none after it.
+
 A node's edge may begin and end at any token. A page belongs to the node in which its
 last token lies, and the tokens after a node's last whole page may lie in a partial tail
 page:
 
     tokens     start                                              end
     edge       |---------------------------------------------------|
-    pages   ...|..page k..|..page k + 1..|..page k + 2..|           |    owned whole
-    tail                                                |..page k + 3   owned up to end
+    pages   ...|..page k..|..page k + 1..|                               owned whole
+    tail                                 |..page k + 2     owned up to its `tail_end`
+    known                                                 ...            without pages
 
 Page k began in the parent. If two prompts part inside page k, each of the two children
 has its own page k. So the first tokens of a page, which are all that a reader of a
@@ -16,6 +21,7 @@ prefix that ends inside the page needs, are found in any node below it too.
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +32,23 @@ Int32s = npt.NDArray[np.int32]
 _MAX_ASKED = 32
 
 
+# The row of a ghost.
+NO_ROW = -1
+
+
 class Snapshot:
     """A row that holds the state at one token position; it is never written again.
 
     Attributes:
-        node: The node in whose edge the position lies, `None` once it is evicted.
+        node: The node in whose edge the position lies, `None` once it is forgotten.
         position: Tokens that the row has absorbed.
-        row: The row.
+        row: The row; `NO_ROW` of a ghost.
         kind: Why it was taken.
         holds: How many requests still need the row.
+        record: What the policy knows of it; only the policy reads or writes it.
     """
 
-    __slots__ = ("holds", "kind", "node", "position", "row")
+    __slots__ = ("holds", "kind", "node", "position", "record", "row")
 
     def __init__(self, node: "Node", position: int, row: int, kind: str) -> None:
         self.node: Node | None = node
@@ -45,6 +56,12 @@ class Snapshot:
         self.row = row
         self.kind = kind
         self.holds = 0
+        self.record: Any = None
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether it has a row, and so can be restored."""
+        return self.row >= 0
 
 
 class Hold:
@@ -71,12 +88,15 @@ class Node:
         start: Position of the first token.
         end: Position after the last token.
         children: By the bytes of their first token.
-        pages: `i32[groups, n]`, the whole pages that end in `start + 1` to `end`;
-            `NULL_SLOT` where a group has none (its window has passed).
-        tail: `i32[groups]`, the page that holds the tokens after the last whole page.
+        pages: `i32[groups, n]`, the first of the whole pages that end in `start + 1` to
+            `end`; `NULL_SLOT` where a group has none (its window has passed).
+        tail: `i32[groups]`, the page that holds the tokens after those.
+        tail_end: Position up to which the tail holds the tokens.
         snapshots: In order of position, each after `start` and at most at `end`.
+        residents: How many of them have a row.
         holds: What requests hold that ends in this node.
         locked: Children of which they, or a node below, have a hold.
+        live: Children that are live.
         loose: Columns of pages that eviction may free, as the tree has counted them.
         loose_holes: Pages missing in those, by group.
     """
@@ -86,14 +106,17 @@ class Node:
         "edge",
         "end",
         "holds",
+        "live",
         "locked",
         "loose",
         "loose_holes",
         "pages",
         "parent",
+        "residents",
         "snapshots",
         "start",
         "tail",
+        "tail_end",
     )
 
     def __init__(
@@ -107,9 +130,12 @@ class Node:
         self.children: dict[bytes, Node] = NO_CHILDREN
         self.pages = pages
         self.tail: Int32s | None = None
+        self.tail_end = 0
         self.snapshots: list[Snapshot] = NO_SNAPSHOTS
+        self.residents = 0
         self.holds: list[Hold] = NO_HOLDS
         self.locked = 0
+        self.live = 0
         self.loose = 0
         self.loose_holes: npt.NDArray[np.int64] | None = None
 
@@ -127,6 +153,11 @@ class Node:
     def is_pinned(self) -> bool:
         """Whether a request holds this node or one below it."""
         return bool(self.holds) or self.locked > 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a request or a resident snapshot needs this node or one below it."""
+        return bool(self.holds) or self.residents > 0 or self.live > 0
 
     @property
     def tokens(self) -> Int32s:
@@ -202,12 +233,14 @@ def find_partial_page(
         if not nodes:
             break
         owner = nodes.pop()
-        if owner.end >= stop:
-            column = owner.pages[:, page - owner.start // tokens_per_page]
+        index, count = page - owner.start // tokens_per_page, owner.pages.shape[1]
+        if index < count:
+            column = owner.pages[:, index]
             if column.all():
                 return owner, column
-            continue
-        if owner.tail is not None and owner.tail.all():
-            return owner, owner.tail
-        nodes.extend(itertools.islice(owner.children.values(), _MAX_ASKED))
+        elif index == count and owner.tail is not None and owner.tail_end >= position:
+            if owner.tail.all():
+                return owner, owner.tail
+        if owner.end < stop:
+            nodes.extend(itertools.islice(owner.children.values(), _MAX_ASKED))
     return None

@@ -2,6 +2,7 @@
 
 It compares token ids, never hashes of them, and branches at any token. A lookup changes
 nothing; nodes are split when something is published that leaves an edge in its middle.
+Publishing tokens that are known but have lost their pages gives them pages again.
 """
 
 import bisect
@@ -10,10 +11,12 @@ import operator
 import numpy as np
 
 from jaxcache.layouts import CacheLayout, CacheSize, Window
-from jaxcache.prefixes.eviction import Eviction
+from jaxcache.prefixes.eviction import Evictor
 from jaxcache.prefixes.nodes import (
     NO_HOLDS,
+    NO_ROW,
     NO_SNAPSHOTS,
+    Hold,
     Int32s,
     Node,
     Root,
@@ -21,6 +24,7 @@ from jaxcache.prefixes.nodes import (
     common_tokens,
     find_partial_page,
 )
+from jaxcache.prefixes.order import EvictionOrder
 from jaxcache.prefixes.residency import Residency
 from jaxcache.prefixes.slots import PagePools, RowPool
 
@@ -35,7 +39,8 @@ class PrefixTree:
     """Publishes and finds prefixes.
 
     Attributes:
-        residency: Holds on the tree and eviction from it.
+        residency: Who needs what of the tree.
+        evictor: Gives up what nobody holds.
         pages: The page pools; the tree gives back what it owns twice.
         tokens_per_page: Tokens of one page.
     """
@@ -46,17 +51,17 @@ class PrefixTree:
         size: CacheSize,
         pages: PagePools,
         rows: RowPool,
-        eviction: Eviction,
+        order: EvictionOrder,
     ) -> None:
         self.pages = pages
+        self._is_recurrent = layout.has_recurrent
         self.tokens_per_page = size.tokens_per_page
         # Only a window lets pages of one group go before those of another.
         self._has_windows = any(
             isinstance(group.retention, Window) for group in layout.page_groups
         )
-        self.residency = Residency(
-            pages, rows, eviction, size.tokens_per_page, layout.has_recurrent
-        )
+        self.residency = Residency(pages, size.tokens_per_page)
+        self.evictor = Evictor(pages, rows, order, self.residency, layout.has_recurrent)
 
     def root(self, scope: object) -> Root:
         """Returns the root of a scope, a new one if it has none."""
@@ -140,13 +145,12 @@ class PrefixTree:
                 stop = pos + count
                 if stop // page > pos // page:
                     mine = columns[:, pos // page - first : stop // page - first]
-                    self._adopt(node, pos // page - node.start // page, mine)
-                    adopted += mine.shape[1]
+                    adopted += self._fill(node, pos // page, mine)
                 pos, at = stop, at + 4 * count
                 if at < size and count < inside:
                     node = self._split(node, pos)
-            if tailed is not None and pos // page > tailed.end // page:
-                self.residency.drop_covered_tail(
+            if tailed is not None and pos // page > tailed.tail_end // page:
+                self.evictor.drop_covered_tail(
                     tailed, is_covered=not self.residency.has_holes
                 )
                 tailed = None
@@ -164,7 +168,7 @@ class PrefixTree:
             else:
                 node = child
         if tail is not None:
-            node = self._give_tail(node, pos, tail)
+            self._give_tail(node, pos, tail)
         return node, adopted
 
     def node_at(self, hint: Node | None, position: int) -> Node:
@@ -177,24 +181,32 @@ class PrefixTree:
         return node
 
     def attach(self, hint: Node, position: int, row: int, kind: str) -> Snapshot | None:
-        """Publishes a snapshot.
+        """Publishes a snapshot; a ghost at its position gets the row.
 
         Args:
             hint: A node at or below the position.
             position: Tokens that the row has absorbed.
-            row: The row. The tree owns it from now on.
+            row: The row. The tree owns it from now on. `NO_ROW` for a ghost.
             kind: Why it was taken.
 
         Returns:
-            The snapshot; `None` if there is one at this position: the row stays the
-            caller's.
+            The snapshot; `None` if there is one already: the row stays the caller's.
         """
         node = self.node_at(hint, position)
         index = bisect.bisect_left(node.snapshots, position, key=_POSITION)
         if index < len(node.snapshots) and node.snapshots[index].position == position:
-            return None
-        snapshot = Snapshot(node, position, row, kind)
-        self.residency.add_snapshot(node, index, snapshot)
+            snapshot = node.snapshots[index]
+            if row == NO_ROW or snapshot.is_resident:
+                return None
+            snapshot.row, snapshot.kind = row, kind
+        else:
+            snapshot = Snapshot(node, position, row, kind)
+            if node.snapshots:
+                node.snapshots.insert(index, snapshot)
+            else:
+                node.snapshots = [snapshot]
+        if row != NO_ROW:
+            self.residency.count_in(snapshot)
         return snapshot
 
     def snapshot_at(self, hint: Node, position: int) -> Snapshot | None:
@@ -205,7 +217,40 @@ class PrefixTree:
             return node.snapshots[index]
         return None
 
+    def release(self, hold: Hold) -> None:
+        """Ends a protection, and gives up what only that was a reason to keep."""
+        self.residency.release(hold)
+        self.evictor.shrink(hold.node)
+
     # -- parts of publishing -----------------------------------------------------------
+
+    def _fill(self, node: Node, first: int, mine: Int32s) -> int:
+        """Gives whole pages to tokens of a node, from page `first` of its prefix on.
+
+        Where the node has pages already, those stay: the given ones are given back, and
+        `mine` is changed to those of the node.
+
+        Returns:
+            How many columns the node had already: the first ones.
+        """
+        index = first - node.start // self.tokens_per_page
+        have: int = max(0, node.pages.shape[1] - index)
+        if have:
+            self._adopt(node, index, mine[:, :have])
+        missing = mine[:, have:]
+        if missing.shape[1]:
+            assert node.pages.shape[1] == index + have, "pages come in order"
+            if node.tail is not None and not missing[:, 0].all():
+                # What comes now cannot take the begun page's place: a group lacks it.
+                self._split(node, node.tail_end)
+            elif node.tail is not None:
+                # Its tokens begin the first of the pages that come now.
+                self.pages.put(node.tail[:, None])
+                node.tail = None
+            node.pages = np.concatenate((node.pages, missing), axis=1)
+            self.residency.account(node)
+            self.residency.version += 1
+        return min(have, mine.shape[1])
 
     def _adopt(self, node: Node, index: int, mine: Int32s) -> None:
         """Gives pages back that the tree has from `index` of `node` on; fills holes."""
@@ -237,9 +282,15 @@ class PrefixTree:
         )
         if not may_grow:
             leaf = Node(node, edge, node.end, columns.copy())
-            self.residency.add_leaf(leaf)
+            if node.children:
+                node.children[edge[:4]] = leaf
+            else:
+                node.children = {edge[:4]: leaf}
+            self.evictor.add_leaf(leaf)
+            self.residency.account(leaf)
+            self.residency.version += 1
             if whole:
-                self.residency.drop_covered_tail(node)
+                self.evictor.drop_covered_tail(node)
             return leaf
         if node.tail is not None:
             # Its tokens begin the next page, whole or partial, that comes now.
@@ -248,31 +299,28 @@ class PrefixTree:
         node.edge += edge
         node.end += len(edge) // 4
         node.pages = np.concatenate((node.pages, columns), axis=1)
-        residency = self.residency
-        residency.account(node)
-        residency.eviction.leaves.touch(node)
-        residency.version += 1
+        self.residency.account(node)
+        self.residency.version += 1
+        self.evictor.touch_leaf(node)
         return node
 
-    def _give_tail(self, node: Node, position: int, tail: Int32s) -> Node:
+    def _give_tail(self, node: Node, position: int, tail: Int32s) -> None:
         """Publishes a page that is begun at the end of the tokens published before."""
         page = self.tokens_per_page
         if find_partial_page(node, position, page) is not None:
             self.pages.put(tail[:, None])
-            return node
-        if node.end > position:
-            node = self._split(node, position)
+            return
         if node.tail is not None:
             self.pages.put(node.tail[:, None])
         node.tail = tail.copy()
+        node.tail_end = position
         self.residency.account(node)
         self.residency.version += 1
         # Shorter beginnings of this page are in it too.
         above = node.parent
         while above is not None and above.end > position - position % page:
-            self.residency.drop_covered_tail(above)
+            self.evictor.drop_covered_tail(above)
             above = above.parent
-        return node
 
     def _split(self, node: Node, at: int) -> Node:
         """Splits a node; it stays the lower part, and the new upper one is returned.
@@ -283,6 +331,10 @@ class PrefixTree:
         page = self.tokens_per_page
         parent = node.parent
         assert parent is not None
+        # Where nobody needs the lower part, its begun page is there for the upper one.
+        leave_tail = node.tail_end <= at or (
+            self._is_recurrent and self.residency.needed(node) <= at
+        )
         cut, keep = 4 * (at - node.start), at // page - node.start // page
         upper = Node(parent, node.edge[:cut], node.start, node.pages[:, :keep].copy())
         parent.children[upper.edge[:4]] = upper
@@ -291,15 +343,21 @@ class PrefixTree:
         node.start = at
         node.pages = node.pages[:, keep:].copy()
         upper.children = {node.edge[:4]: node}
+        if node.tail is not None and leave_tail:
+            upper.tail, upper.tail_end = node.tail, min(node.tail_end, at)
+            node.tail = None
         if node.snapshots:
             index = bisect.bisect_right(node.snapshots, at, key=_POSITION)
             upper.snapshots = node.snapshots[:index] or NO_SNAPSHOTS
             node.snapshots = node.snapshots[index:] or NO_SNAPSHOTS
             for snapshot in upper.snapshots:
                 snapshot.node = upper
+                upper.residents += snapshot.is_resident
+            node.residents -= upper.residents
         if node.holds:
             self._split_holds(node, upper, at)
         upper.locked = int(node.is_pinned)
+        upper.live = int(node.is_live)
         self.residency.account(node)
         self.residency.account(upper)
         return upper
@@ -312,7 +370,11 @@ class PrefixTree:
             end_of_page = -(-hold.position // page) * page
             if hold.position > at:
                 node.holds = [*node.holds, hold]
-            elif end_of_page > at and self.pages.num_groups:
+            elif (
+                end_of_page > at
+                and self.pages.num_groups
+                and not (upper.tail is not None and hold.position <= upper.tail_end)
+            ):
                 hold.position = at + 1
                 node.holds = [*node.holds, hold]
             else:

@@ -224,8 +224,9 @@ class Device:
                 wanted = digests[1 + index * page : 1 + (index + 1) * page]
                 assert np.array_equal(self.pages[group][slot], wanted)
             if node.tail is not None:
-                wanted = digests[1 + node.end // page * page :]
+                wanted = digests[1 + node.tail_end // page * page : node.tail_end + 1]
                 held = self.pages[group][node.tail[group], : len(wanted)]
                 assert np.array_equal(held, wanted)
         for snapshot in node.snapshots:
-            assert self.rows[snapshot.row] == digests[snapshot.position]
+            if snapshot.is_resident:
+                assert self.rows[snapshot.row] == digests[snapshot.position]

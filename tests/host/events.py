@@ -252,6 +252,7 @@ class Events:
         stats = self.manager.stats
         for use in (*stats.pages, stats.rows):
             assert use.free + use.evictable == use.total
-        residency = self.core.tree.residency
-        residency.make_room(min(self.core.size.num_pages, default=0), stats.rows.total)
+        self.core.tree.evictor.make_room(
+            min(self.core.size.num_pages, default=0), stats.rows.total
+        )
         self.check()

@@ -14,12 +14,14 @@ class Path(NamedTuple):
         tokens: All tokens of the path.
         pages: For each group the pages by index; 0 where there is none.
         begun: For each group the page that holds the tokens after the last whole one.
-        snapshots: Positions of snapshots.
+        begun_end: Up to which token that page is right.
+        snapshots: Positions of resident snapshots.
     """
 
     tokens: list[int]
     pages: list[list[int]]
     begun: list[int]
+    begun_end: int
     snapshots: list[int]
 
 
@@ -38,7 +40,8 @@ def _path(tree: PrefixTree, node: Node) -> Path:
         [token for n in nodes for token in n.tokens.tolist()],
         [[page for n in nodes for page in n.pages[g].tolist()] for g in groups],
         [0] * len(groups) if node.tail is None else node.tail.tolist(),
-        [snapshot.position for n in nodes for snapshot in n.snapshots],
+        node.tail_end,
+        [s.position for n in nodes for s in n.snapshots if s.is_resident],
     )
 
 
@@ -88,7 +91,7 @@ def _covers(path: Path, n: int, group: int, layout: CacheLayout) -> bool:
         if index < len(pages):
             if not pages[index]:
                 return False
-        elif index == len(path.tokens) // page and n <= len(path.tokens):
+        elif index == len(pages) and n <= path.begun_end:
             if not path.begun[group]:
                 return False
         else:

@@ -20,10 +20,7 @@ def describe(core: Core) -> dict[str, Any]:
         "tree": {
             scope: _describe_node(root) for scope, root in residency.roots.items()
         },
-        "leaves": [_name(leaf) for leaf in residency.eviction.leaves],
-        "snapshots": [
-            _name_snapshot(snapshot) for snapshot in residency.eviction.snapshots
-        ],
+        "leaves": [_name(leaf) for leaf in core.tree.evictor.leaves],
         "requests": {
             request.id: (
                 request.seat,
@@ -31,7 +28,7 @@ def describe(core: Core) -> dict[str, Any]:
                 request.reads,
                 request.shared,
                 request.is_decoding,
-                request.points,
+                request.wanted,
                 request.found.lookup,
                 request.hold and (_name(request.hold.node), request.hold.position),
                 request.source and _name_snapshot(request.source),
@@ -72,5 +69,8 @@ def _describe_node(node: Node) -> tuple[Any, ...]:
         [(s.position, s.row, s.kind, s.holds) for s in node.snapshots],
         sorted(hold.position for hold in node.holds),
         node.locked,
+        node.live,
+        node.residents,
+        node.tail_end if node.tail is not None else 0,
         {key: _describe_node(child) for key, child in node.children.items()},
     )

@@ -73,7 +73,9 @@ def test_a_snapshot_is_read_in_place_and_never_written() -> None:
     driver.serve("a", PROMPT, points=[50])
     snapshots = {
         snapshot.row: snapshot.position
-        for snapshot in driver.manager._core.tree.residency.eviction.snapshots
+        for root in driver.manager._core.tree.residency.roots.values()
+        for node in root.walk()
+        for snapshot in node.snapshots
     }
     driver.add("b", [*PROMPT[:50], 51, 51])
     driver.step([("b", 1)])

@@ -13,8 +13,9 @@ from jaxcache.host.errors import (
 )
 from jaxcache.host.manager import CacheManager
 from jaxcache.inputs.buckets import Buckets
-from jaxcache.policies.lru import Lru, LruQueue
-from jaxcache.prefixes.nodes import Node
+from jaxcache.policies.lru import Lru
+from jaxcache.prefixes.nodes import Snapshot
+from jaxcache.prefixes.order import Geometry
 from tests.host.caches import make_buckets, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe
@@ -174,8 +175,9 @@ def test_only_the_snapshot_that_is_restored_is_credited() -> None:
 
 def lru_positions(driver: Driver) -> list[int]:
     """Positions of the snapshots, the next victim first."""
-    queue = driver.manager._core.tree.residency.eviction.snapshots
-    return [snapshot.position for snapshot in queue]
+    eviction = driver.manager._core.eviction
+    assert isinstance(eviction, Lru)
+    return [snapshot.position for snapshot in eviction._residents]
 
 
 def test_a_lookup_alone_credits_nothing() -> None:
@@ -302,26 +304,25 @@ def test_after_every_end_of_a_request_the_counts_return(
     manager.check()
 
 
-class CountingQueue(LruQueue[Node]):
+class CountingLru(Lru):
     """Counts how often it is asked for a victim."""
 
     asked = 0
 
-    def victim(self) -> Node | None:
+    def victim(self, geometry: Geometry, needs_pages: bool) -> Snapshot | None:
         self.asked += 1
-        return super().victim()
+        return super().victim(geometry, needs_pages)
 
 
 def test_evicting_asks_for_what_it_frees_whatever_the_size_of_the_tree() -> None:
-    eviction, queue = Lru(), CountingQueue()
-    eviction.leaves = queue
+    eviction = CountingLru()
     driver = Driver(
         make_manager(num_pages=300, num_rows=60, max_tokens=256, eviction=eviction)
     )
     for i in range(60):
         driver.serve(i, prompt(i, 64))
-    residency = driver.manager._core.tree.residency
-    queue.asked = 0
-    residency.make_room(driver.manager._core.pages.free_columns + 1, 0)
-    assert queue.asked == 1
+    eviction.asked = 0
+    core = driver.manager._core
+    core.tree.evictor.make_room(core.pages.free_columns + 1, 0)
+    assert eviction.asked == 1
     driver.manager.check()

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from jaxcache.policies.lru import Lru
+from jaxcache.policies.policy import BOUNDARY, BRANCH, MARKED, Arrival, Wish
 from jaxcache.policies.snapshots import (
-    BOUNDARY,
-    BRANCH,
-    MARKED,
     Auto,
     Emission,
     Point,
@@ -31,16 +30,17 @@ def positions(
     emission: Emission | None = None,
     policy: Auto | None = None,
 ) -> list[int]:
-    points = wanted_points(
-        policy or auto(),
+    lru, policy = Lru(), policy or auto()
+    lru.attach(16, 1, 1)
+    wishes = lru.wishes(Arrival(prompt, reused, matched, None), reused, 1)
+    wanted = wanted_points(
+        [wish for wish in wishes if policy.allows(wish.kind)],
         emission or Emission.anywhere(),
         marked,
         prompt,
         reused,
-        matched,
-        16,
     )
-    return [point.position for point in points]
+    return [point.position for point in wanted.points]
 
 
 def test_the_last_boundaries_of_a_prompt_are_points() -> None:
@@ -64,8 +64,8 @@ def test_marked_points_are_exact_and_only_those_after_what_is_reused_count() -> 
 
 
 def test_a_point_that_is_wanted_twice_is_taken_once_and_is_the_callers() -> None:
-    points = wanted_points(auto(), Emission(), [96], 100, 0, 0, 16)
-    assert points == [Point(96, MARKED)]
+    wanted = wanted_points([Wish(96, BOUNDARY, True)], Emission(), [96], 100, 0)
+    assert wanted == ([Point(96, MARKED)], [])
 
 
 def test_each_part_of_the_policy_can_be_left_out() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from jaxcache.layouts import CacheLayout, CacheSize, Window, pages_for
 from jaxcache.policies.lru import Lru
+from jaxcache.policies.policy import Arrival
 from jaxcache.prefixes.lookup import Finder, Found
 from jaxcache.prefixes.nodes import Hold, Int32s, Node, Snapshot
 from jaxcache.prefixes.slots import PagePools, RowPool
@@ -104,10 +105,12 @@ class Tree:
             max_tokens=64,
         )
         self.pages, self.rows = PagePools(size), RowPool(size)
-        self.tree = PrefixTree(layout, size, self.pages, self.rows, Lru())
+        self.lru = Lru()
+        self.tree = PrefixTree(layout, size, self.pages, self.rows, self.lru)
         self.finder = Finder(layout, self.tree)
         self.model = Model(layout)
         self.holds: list[Hold] = []
+        self.last: Node | None = None
 
     def has_room(self, columns: int) -> bool:
         residency, groups = self.tree.residency, range(self.pages.num_groups)
@@ -125,6 +128,7 @@ class Tree:
             tuple(t for n in node.path() for t in n.tokens.tolist())[: s.position]
             for node in nodes
             for s in node.snapshots
+            if s.is_resident
         }
 
     def publish(self, tokens: tuple[int, ...], rng: random.Random, holes: bool) -> None:
@@ -149,6 +153,7 @@ class Tree:
         assert node.start < len(tokens) <= node.end
         assert np.array_equal(columns[:, adopted:], mine[:, adopted:])
         self.model.published.append(Published(tokens, has_page, has_tail))
+        self.last = node
         if self.layout.has_recurrent:
             for position in rng.sample(range(1, len(tokens) + 1), min(2, len(tokens))):
                 self._take_snapshot(node, tokens[:position])
@@ -172,11 +177,18 @@ class Tree:
 
     def _take_snapshot(self, node: Node, tokens: tuple[int, ...]) -> None:
         row = self.rows.take()
-        snapshot = self.tree.attach(node, len(tokens), row, "test")
+        snapshot = self.attach(node, len(tokens), row)
         assert (snapshot is None) == (tokens in self.model.snapshots)
         if snapshot is None:
             self.rows.put(row)
         self.model.snapshots.add(tokens)
+
+    def attach(self, node: Node, position: int, row: int) -> Snapshot | None:
+        snapshot = self.tree.attach(node, position, row, "test")
+        if snapshot is not None:
+            tell = self.lru.added if snapshot.record is None else self.lru.revived
+            tell(Arrival(1, 0, 0, None), snapshot)
+        return snapshot
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +228,7 @@ def publish(tree: Tree, tokens: tuple[int, ...], *, tail: bool = False) -> Node:
 
 
 def attach(tree: Tree, node: Node, position: int) -> Snapshot:
-    snapshot = tree.tree.attach(node, position, tree.rows.take(), "test")
+    snapshot = tree.attach(node, position, tree.rows.take())
     assert snapshot is not None
     return snapshot
 
@@ -234,7 +246,7 @@ def test_a_begun_page_serves_no_token_that_it_does_not_hold() -> None:
 def test_a_begun_page_makes_a_shorter_one_of_the_same_tokens_redundant() -> None:
     tree = Tree("hybrid", num_pages=16)
     attach(tree, publish(tree, (0, 0, 0, 0, 1), tail=True), 5)
-    publish(tree, (0, 0, 0, 0, 1, 0), tail=True)
+    attach(tree, publish(tree, (0, 0, 0, 0, 1, 0), tail=True), 6)
     attach(tree, publish(tree, (0, 0, 0, 0, 1, 1), tail=True), 6)
     # One whole page and two begun ones: the first begun one was replaced.
     assert tree.pages.free(0) == 13
@@ -250,7 +262,7 @@ def test_a_page_that_was_promised_is_not_left_to_a_parent_that_is_held(
     residency = tree.tree.residency
     node = publish(tree, (0, 0, 0, 0, 1, 1))
     attach(tree, node, 6)
-    publish(tree, (0, 0, 0, 0, 1, 1, 1, 1))
+    attach(tree, publish(tree, (0, 0, 0, 0, 1, 1, 1, 1)), 8)
     assert node.end == 8
     other = publish(tree, (0, 0, 0, 0, 1, 1, 0))
     assert other.start == 6
@@ -258,7 +270,7 @@ def test_a_page_that_was_promised_is_not_left_to_a_parent_that_is_held(
     assert parent is not None
     hold = residency.hold(other, 7) if by_child else residency.hold(parent, 6)
     promised = tree.pages.free_columns + residency.evictable_pages(0)
-    residency.make_room(promised, 0)
+    tree.tree.evictor.make_room(promised, 0)
     assert tree.pages.free_columns == promised
     assert parent.tail is None
     residency.release(hold)
@@ -266,17 +278,16 @@ def test_a_page_that_was_promised_is_not_left_to_a_parent_that_is_held(
 
 def test_a_page_that_a_child_leaves_behind_serves_the_snapshot_before_it() -> None:
     tree = Tree("hybrid", num_pages=16)
-    residency = tree.tree.residency
     node = publish(tree, (0, 0, 0, 0, 1, 1, 1, 1))
     other = publish(tree, (0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0))
-    attach(tree, other, 6)
-    attach(tree, other, 12)
-    attach(tree, node, 8)
+    snapshots = [attach(tree, other, 6), attach(tree, other, 12), attach(tree, node, 8)]
     prompt = (0, 0, 0, 0, 1, 1, 2)
     assert tree.find(prompt).lookup.reused_tokens == 6
-    for reused in (6, 6, 0):
-        # First one child goes, then the other but for its first page, then the rest.
-        residency.make_room(tree.pages.free_columns + 1, 0)
+    free = tree.pages.free(0)
+    # First one child goes, then the other but for its first page, then the rest.
+    for index, freed, reused in ((1, 2, 6), (2, 2, 6), (0, 4, 0)):
+        tree.tree.evictor.evict(snapshots[index])
+        assert tree.pages.free(0) - free == freed
         assert tree.find(prompt).lookup.reused_tokens == reused
 
 
@@ -305,12 +316,14 @@ def test_eviction_frees_all_that_is_counted_and_nothing_that_is_held(
             _release(tree, held.pop(0))
             continue
         # Whatever the counts promise can be had.
-        residency.make_room(need, min(2, tree.rows.num_rows))
+        tree.tree.evictor.make_room(need, min(2, tree.rows.num_rows))
         assert tree.pages.free_columns >= need
         tokens = _random_tokens(rng, known)
         known.append(tokens)
         tree.model.snapshots = tree.resident_snapshots()
         tree.publish(tokens, rng, holes=kind == "two groups")
+        assert tree.last is not None
+        tree.tree.evictor.shrink(tree.last)
         prompt = (*_random_tokens(rng, known), 0)
         found = tree.find(prompt)
         reused = found.lookup.reused_tokens
@@ -326,7 +339,7 @@ def test_eviction_frees_all_that_is_counted_and_nothing_that_is_held(
             assert tree.find(some.prompt).lookup.reused_tokens >= some.reused
         if len(held) > 6:
             _release(tree, held.pop(0))
-    assert residency.num_columns_evicted + residency.num_evicted
+    assert tree.tree.evictor.num_columns + tree.tree.evictor.num_snapshots
 
 
 def _release(tree: Tree, held: Held) -> None:
@@ -334,7 +347,7 @@ def _release(tree: Tree, held: Held) -> None:
     if held.snapshot is not None:
         assert held.snapshot.node is not None, "a held snapshot was evicted"
         residency.release_snapshot(held.snapshot)
-    residency.release(held.hold)
+    tree.tree.release(held.hold)
 
 
 def _bytes(tokens: tuple[int, ...]) -> bytes:
