@@ -51,7 +51,7 @@ SENSELESS: list[tuple[str, str, Any, str]] = [
 ]
 
 
-def parametrize(cases: list[tuple[str, str, Any, str]]) -> Any:
+def parametrize(cases: list[tuple[str, str, Any, str]]) -> pytest.MarkDecorator:
     ids = [f"{name}-{field}-{str(value)[:12]}" for name, field, value, _ in cases]
     return pytest.mark.parametrize(
         ("name", "field", "value", "message"), cases, ids=ids
