@@ -1,0 +1,155 @@
+"""The protocol of a policy: where snapshots are taken, and what goes first.
+
+A policy decides for models with recurrent layers only, where a prefix can be reused at
+a position if a snapshot was kept there. It is asked along the life of a request:
+
+    arrive      what the tree knew of the prompt; gives the policy's notes, a bundle
+    wishes      where in the prompt to take snapshots
+    added       each of them is in the tree, with a row or as a ghost
+    response    whether to keep the state at the end of the request
+    victim      which snapshot gives up its row, whenever rows or pages are short
+
+A ghost is a snapshot without row and pages: a position and its history. A lookup meets
+ghosts too, so that a policy can learn what it would have been worth to keep them.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+NO_ROW = -1
+
+# Why a snapshot is taken; of two on one position the earlier kind is the more telling.
+MARKED = "marked"
+BRANCH = "branch"
+RESPONSE = "response"
+BOUNDARY = "boundary"
+LADDER_50 = "ladder_50"
+LADDER_75 = "ladder_75"
+LADDER_90 = "ladder_90"
+GRID = "grid"
+KINDS = (MARKED, BRANCH, RESPONSE, BOUNDARY, LADDER_50, LADDER_75, LADDER_90, GRID)
+
+
+class Snapshot(Protocol):
+    """What a policy sees of a snapshot.
+
+    Attributes:
+        position: Tokens that it has absorbed.
+        kind: Why it was taken.
+        row: Its row, `NO_ROW` for a ghost.
+        holds: How many requests need it; a held one is never a victim.
+        record: The policy's own number for it, `None` before it was added.
+    """
+
+    position: int
+    kind: str
+    row: int
+    holds: int
+    record: int | None
+
+
+class Arrival(NamedTuple):
+    """What the tree knows of a prompt when its request is added.
+
+    Attributes:
+        prompt_tokens: Length of the prompt.
+        reused: Position of the deepest usable resident snapshot, 0 if there is none.
+        matched: Longest prefix that the tree knows, less than the prompt.
+        credited: The deepest snapshot at or before `matched`, ghosts included.
+    """
+
+    prompt_tokens: int
+    reused: int
+    matched: int
+    credited: Snapshot | None
+
+
+class Wish(NamedTuple):
+    """A position inside the prompt at which a snapshot is wanted.
+
+    Attributes:
+        position: Tokens that it will have absorbed.
+        kind: Why it is wanted.
+        worth_a_row: Whether to take it; if not it is registered as a ghost.
+    """
+
+    position: int
+    kind: str
+    worth_a_row: bool
+
+
+class Geometry(Protocol):
+    """The tree's answers about a resident snapshot."""
+
+    def shallower(self, snapshot: Snapshot) -> Snapshot | None:
+        """Returns the next shallower resident snapshot on its path."""
+        ...
+
+    def pages_freed(self, snapshot: Snapshot) -> int:
+        """Returns how many columns of pages would be free without it."""
+        ...
+
+
+class Policy[Bundle](Protocol):
+    """Where snapshots are taken, and what goes first."""
+
+    def arrive(self, arrival: Arrival) -> Bundle:
+        """Notes a new request and credits what it found; called once a request."""
+        ...
+
+    def wishes(self, bundle: Bundle, reused: int, free_rows: int) -> Sequence[Wish]:
+        """Returns where in the prompt snapshots are wanted, as the request begins.
+
+        Args:
+            bundle: What `arrive` returned.
+            reused: Tokens that the request reuses after all.
+            free_rows: Rows that nobody uses; while there are any every position that
+                is worth a thought is worth a row.
+
+        Returns:
+            In order of position, all after `reused`, none after the prompt.
+        """
+        ...
+
+    def wants_response(
+        self, bundle: Bundle, position: int, response_tokens: int, free_rows: int
+    ) -> bool:
+        """Returns whether the state at the end of a request is worth its row."""
+        ...
+
+    def added(self, bundle: Bundle, snapshot: Snapshot) -> None:
+        """Notes a snapshot that is new in the tree, with a row or as a ghost."""
+        ...
+
+    def evicted(self, snapshot: Snapshot, shallower: Snapshot | None) -> None:
+        """Notes that a snapshot is a ghost now.
+
+        Args:
+            snapshot: The ghost.
+            shallower: The next shallower resident snapshot, which serves what the
+                ghost would have served.
+        """
+        ...
+
+    def revived(self, bundle: Bundle, snapshot: Snapshot) -> None:
+        """Notes that a ghost got a row from another request that passed by it."""
+        ...
+
+    def used(self, bundle: Bundle, snapshot: Snapshot) -> None:
+        """Notes that a request begins from a snapshot."""
+        ...
+
+    def expired(self) -> Iterable[Snapshot]:
+        """Returns the ghosts to be forgotten now; asked once a request."""
+        ...
+
+    def victim(self, geometry: Geometry, needs_pages: bool) -> Snapshot | None:
+        """Returns the resident snapshot that goes first, `None` if all are held.
+
+        It stays resident until `evicted` says otherwise.
+
+        Args:
+            geometry: The tree's answers.
+            needs_pages: Pages are short: one that frees some is preferred.
+        """
+        ...
