@@ -3,14 +3,22 @@
 A decode step reads each request's row and writes it: that is the baseline. With
 hand-over it reads the old row and writes a fresh one, so that the old one stays as a
 snapshot. With copies each row is copied to the snapshot's row first, then the step runs
-as in the baseline. The three take turns, so that noise hits them alike; the ratios are
-medians over the turns.
+as in the baseline. A control is the baseline once more: what its ratio strays from 1,
+the noise of the machine does. In each turn all four run once, in an order drawn anew,
+and each time is divided by the baseline's of the same turn; a ratio is the median over
+the turns, with the 95 % interval of that median.
+
+`--check` exits with 1 if hand-over misses its target: if even the lower end of its
+interval is above it.
 """
 
 import argparse
 import json
+import math
 import statistics
+import sys
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +34,11 @@ from jaxcache.inputs.buckets import Buckets
 from jaxcache.inputs.packing import PackedInputs, Packer, StepWork
 from jaxcache.layouts import CacheLayout, Layer, Mamba2, ModelLayout
 
-CASES = ("in_place", "handover", "copies")
+CASES = ("in_place", "control", "handover", "copies")
+ORDERS = ("units", "buffers")
+
+# The most that a step with hand-over may take, in steps without.
+TARGET = 1.05
 
 
 def decode(
@@ -62,6 +74,36 @@ def pack(
     return packer.pack(work)
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, whatever the distribution of the values is.
+
+    A value is as likely below the median as above it, so that how many of n are below
+    is binomial. The interval ends at the k-th smallest and the k-th largest value, with
+    the largest k that leaves at most 2.5 % on either side; the first and the last value
+    where there are too few for that (below 6).
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    left_out, below = 0, math.ldexp(1.0, -count)
+    term = below
+    while below <= 0.025:
+        left_out += 1
+        term *= (count - left_out + 1) / left_out
+        below += term
+    first = max(0, left_out - 1)
+    return ordered[first], ordered[count - 1 - first]
+
+
+def missed(lines: Iterable[dict[str, Any]], target: float) -> list[str]:
+    """What hand-over takes too long, one sentence an order of the pools."""
+    return [
+        f"{line['order']}: a step with hand-over takes at least {line['ratio_low']:.3f}"
+        f" x one without, the target is {target}"
+        for line in lines
+        if line["case"] == "handover" and line["ratio_low"] > target
+    ]
+
+
 def run(options: argparse.Namespace, order: str) -> list[dict[str, Any]]:
     batch = options.batch
     mamba = Mamba2(
@@ -83,12 +125,15 @@ def run(options: argparse.Namespace, order: str) -> list[dict[str, Any]]:
     step, copy = jit_step(decode), jit_mover(copy_rows)
 
     times: dict[str, list[float]] = {case: [] for case in CASES}
-    for turn in range(options.warmup + options.turns):
-        for case in (*CASES[turn % 3 :], *CASES[: turn % 3]):
+    rng = np.random.default_rng(0)
+    turn, stop = -options.warmup, math.inf
+    while turn < options.min_turns or time.perf_counter() < stop:
+        if turn == 0:
+            stop = time.perf_counter() + options.seconds
+        for case in rng.permutation(CASES).tolist():
             # Which rows a seat has is known to the device before the clock starts,
             # except where hand-over is what changes it.
             state, out = step(decay, state, pack(packer, one, one, True))
-            state, out = step(decay, state, pack(packer, one, one, False))
             jax.block_until_ready((state, out))
             handing_over = case == "handover"
             start = time.perf_counter()
@@ -97,10 +142,16 @@ def run(options: argparse.Namespace, order: str) -> list[dict[str, Any]]:
             packed = pack(packer, one, other if handing_over else one, handing_over)
             state, out = step(decay, state, packed)
             jax.block_until_ready((state, out))
-            if turn >= options.warmup:
+            if turn >= 0:
                 times[case].append(1e6 * (time.perf_counter() - start))
+        turn += 1
     (report,) = step.reports
     moved = 2 * batch * layout.bytes_per_row
+    ratios = {
+        case: [a / b for a, b in zip(times[case], times["in_place"], strict=True)]
+        for case in CASES
+    }
+    intervals = {case: median_interval(ratios[case]) for case in CASES}
     return [
         {
             "benchmark": "handover",
@@ -112,11 +163,10 @@ def run(options: argparse.Namespace, order: str) -> list[dict[str, Any]]:
             "moved_bytes": moved * (2 if case == "copies" else 1),
             "median_us": statistics.median(times[case]),
             "min_us": min(times[case]),
-            "ratio_to_in_place": statistics.median(
-                mine / base
-                for mine, base in zip(times[case], times["in_place"], strict=True)
-            ),
-            "turns": options.turns,
+            "ratio_to_in_place": statistics.median(ratios[case]),
+            "ratio_low": intervals[case][0],
+            "ratio_high": intervals[case][1],
+            "turns": turn,
             "compile_s": step.compile_seconds,
             "alias_bytes": report.alias_bytes,
             "temp_bytes": report.temp_bytes,
@@ -128,22 +178,35 @@ def run(options: argparse.Namespace, order: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON line a case")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--state-dim", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="to measure each order"
+    )
+    parser.add_argument("--min-turns", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=6)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if missed")
+    parser.add_argument("--target", type=float, default=TARGET)
     options = parser.parse_args()
-    for order in ("units", "buffers"):
+    lines = []
+    for order in ORDERS:
         for line in run(options, order):
+            lines.append(line)
             text = (
                 f"{line['order']:8} {line['case']:9} {line['median_us']:10.1f} us "
-                f"a step, {line['ratio_to_in_place']:.3f} x in place"
+                f"a step, {line['ratio_to_in_place']:.3f} x in place "
+                f"({line['ratio_low']:.3f} to {line['ratio_high']:.3f}, "
+                f"{line['turns']} turns)"
             )
             print(json.dumps(line) if options.json else text, flush=True)
+    if options.check and (sentences := missed(lines, options.target)):
+        sys.exit("\n".join(sentences))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,17 @@ is what jaxcache adds to a step. On CPU a program runs partly before the call re
 in both. So that its noise does not cover what is measured, the program computes next
 to nothing by default: it has all arguments and results of the tiny model's step, cache
 and weights, but only looks at each (`--model tiny` computes).
+
+`--check` exits with 1 if the median overhead misses its target at 256 requests a step.
 """
 
 import argparse
 import gc
 import json
 import statistics
+import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -37,6 +41,10 @@ from jaxcache.layouts import ModelLayout
 from jaxcache.models import TINY_CONFIG, HybridModel, random_model
 
 PARTS = ("planning", "packing", "call", "program", "completing")
+
+# The most microseconds that jaxcache may add to a step of so many requests.
+TARGET_US = 60.0
+TARGET_BATCH = 256
 
 
 class Hollow(nnx.Module):
@@ -213,6 +221,16 @@ def measure(
     }
 
 
+def missed(lines: Iterable[dict[str, Any]], target_us: float) -> list[str]:
+    """What takes too long, as sentences."""
+    return [
+        f"{line['case']}: {line['overhead_us_median']:.1f} us a step are added, the "
+        f"target is {target_us:g}"
+        for line in lines
+        if line["batch"] == TARGET_BATCH and line["overhead_us_median"] > target_us
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -223,16 +241,24 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=30)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if missed")
+    parser.add_argument("--target", type=float, default=TARGET_US, help="microseconds")
     options = parser.parse_args()
+    if options.check and TARGET_BATCH not in options.batch:
+        parser.error(f"--check needs {TARGET_BATCH} among --batch {options.batch}")
     tiny = random_model(TINY_CONFIG)
     model = ModelStep(tiny if options.model == "tiny" else Hollow(tiny))
+    lines = []
     for batch in options.batch:
         line = measure(model, options, batch)
+        lines.append(line)
         parts = ", ".join(f"{part} {line[f'{part}_us_median']:.1f}" for part in PARTS)
         text = (
             f"{line['case']:>9}: {line['overhead_us_median']:.1f} us a step ({parts})"
         )
         print(json.dumps(line) if options.json else text, flush=True)
+    if options.check and (sentences := missed(lines, options.target)):
+        sys.exit("\n".join(sentences))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,9 @@ from jaxcache.host.plans import StepPlan
 from jaxcache.host.stats import SlotUse, Stats
 from jaxcache.inputs.buckets import Bucket, Buckets
 from jaxcache.inputs.packing import NEXT_TOKEN, PackedInputs, Packer, StepWork
+from jaxcache.policies.learned import Learned
 from jaxcache.policies.lru import Lru
-from jaxcache.policies.policy import Arrival, Policy, Wish
+from jaxcache.policies.policy import Arrival, Policy, PolicyMaker, Wish
 from jaxcache.policies.snapshots import Auto, Emission, Point, SnapshotPolicy, auto
 from jaxcache.prefixes.lookup import Lookup
 from jaxcache.prefixes.nodes import Snapshot
@@ -54,6 +55,7 @@ __all__ = [
     "CacheState",
     "Emission",
     "Geometry",
+    "Learned",
     "Lookup",
     "Lru",
     "Mover",
@@ -65,6 +67,7 @@ __all__ = [
     "Packer",
     "Point",
     "Policy",
+    "PolicyMaker",
     "PoolCopied",
     "Refused",
     "SlotUse",

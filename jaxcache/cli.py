@@ -127,8 +127,7 @@ def demo(
         random_speaker,
         tensor_mesh,
     )
-    from jaxcache.demo.report import progress_bars, to_table
-    from jaxcache.engine import ModelStep
+    from jaxcache.demo.report import progress_of, to_table
 
     messages = Console(stderr=True, highlight=False)
     try:
@@ -141,9 +140,9 @@ def demo(
         else:
             speaker = random_speaker(seed, mesh)
         messages.print(f"Model: {speaker.description}", markup=False)
-        with progress_bars(messages) as progress:
+        with progress_of(messages) as progress:
             comparison = compare(
-                ModelStep(speaker.model, mesh=mesh),
+                speaker.step,
                 [to_dialogue(talk, speaker.tokens) for talk in talks],
                 Settings(
                     max_new_tokens=max_new_tokens,

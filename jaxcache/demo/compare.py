@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,11 +12,24 @@ import jax
 
 from jaxcache.demo.conversations import BadInput
 from jaxcache.demo.dialogues import Dialogue, hold_dialogues, total_tokens
+from jaxcache.demo.memory import cache_bytes, check_memory
 from jaxcache.engine import Engine, ModelStep, Result
-from jaxcache.layouts import CacheLayout
+from jaxcache.layouts import CacheLayout, CacheSize
 
 #: The most memory that the demo takes for pages, and again for rows, if not told.
 DEFAULT_POOL_BYTES = 1 << 30
+
+# The library's arguments, as the command line calls them.
+_OPTIONS = {
+    "num_pages": "--pages",
+    "num_rows": "--rows",
+    "num_shards": "--tensor-parallel",
+    "max_seqs": "--max-seqs",
+    "max_new_tokens": "--max-new-tokens",
+    "tokens_per_page": "--tokens-per-page",
+    "token_budget": "--token-budget",
+}
+_ARGUMENTS = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,12 +66,15 @@ class Run:
         snapshots_skipped: Snapshots that were wanted and not taken, by reason.
         bytes_copied_for_snapshots: Bytes of rows that were moved to make a snapshot or
             to read one.
+        bytes_copied_for_pages: Bytes of pages that were copied since a prefix ended
+            inside them.
     """
 
     results: tuple[Result, ...]
     snapshots: Mapping[str, int]
     snapshots_skipped: Mapping[str, int]
     bytes_copied_for_snapshots: int
+    bytes_copied_for_pages: int
 
     @property
     def prompt_tokens(self) -> int:
@@ -71,7 +88,7 @@ class Run:
 
     @property
     def median_ttft_ms(self) -> float:
-        """Median time from asking to the first token, in milliseconds."""
+        """Median time from asking to the first token, waiting in line included."""
         times = (result.time_to_first_token_s for result in self.results)
         return 1e3 * statistics.median(time for time in times if time is not None)
 
@@ -144,6 +161,7 @@ class Comparison:
             "snapshots": sum(self.cached.snapshots.values()),
             "snapshots_skipped": sum(self.cached.snapshots_skipped.values()),
             "bytes_copied_for_snapshots": self.cached.bytes_copied_for_snapshots,
+            "bytes_copied_for_pages": self.cached.bytes_copied_for_pages,
             "compilations": self.compilations,
         }
 
@@ -190,13 +208,7 @@ def compare(
             progress(name, done, total)
 
     def hold(name: str, reuse: bool) -> Run:
-        try:
-            sizes = cache_sizes(model, dialogues, settings, mesh)
-            engine = Engine(
-                model, mesh=mesh, token_budget=settings.token_budget, **sizes
-            )
-        except ValueError as error:
-            raise BadInput(str(error)) from error
+        engine = make_engine(model, dialogues, settings, mesh)
         engine.warm_up(functools.partial(tell, "compiling and warming up"))
         tell(name, 0, num_requests)
         finished = itertools.count(1)
@@ -215,6 +227,7 @@ def compare(
             snapshots=stats.snapshots,
             snapshots_skipped=stats.snapshots_skipped,
             bytes_copied_for_snapshots=engine.bytes_copied_for_snapshots,
+            bytes_copied_for_pages=stats.bytes_copied_for_pages,
         )
 
     return Comparison(
@@ -222,6 +235,50 @@ def compare(
         cached=hold("with reuse", reuse=True),
         compilations=model.compilations - before,
     )
+
+
+def make_engine(
+    model: ModelStep,
+    dialogues: Sequence[Dialogue],
+    settings: Settings,
+    mesh: jax.sharding.Mesh | None,
+) -> Engine:
+    """Makes an engine with an empty cache, if its sizes work and it fits into memory.
+
+    Raises:
+        BadInput: naming the option that has to be another, or the bytes wanted.
+    """
+    try:
+        sizes = cache_sizes(model, dialogues, settings, mesh)
+        layout = cache_layout(model, settings, mesh)
+        names = ("num_pages", "num_rows", "max_seqs", "max_tokens")
+        size = CacheSize.create(layout, **{name: sizes[name] for name in names})
+        check_memory(layout, size, mesh)
+        return Engine(model, mesh=mesh, token_budget=settings.token_budget, **sizes)
+    except BadInput:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise BadInput(as_options(str(error))) from error
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            raise BadInput(
+                f"the cache of {cache_bytes(layout, size):,} bytes does not fit into "
+                "memory; give smaller --pages, --rows or --max-seqs"
+            ) from error
+        raise
+
+
+def as_options(message: str) -> str:
+    """Returns an error of the library with its arguments as the options they are."""
+    return _ARGUMENTS.sub(lambda found: _OPTIONS[found[0]], message)
+
+
+def cache_layout(
+    model: ModelStep, settings: Settings, mesh: jax.sharding.Mesh | None
+) -> CacheLayout:
+    """What bytes of the cache lie where."""
+    num_shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    return CacheLayout(model.layout, settings.tokens_per_page, num_shards)
 
 
 def cache_sizes(
@@ -235,11 +292,7 @@ def cache_sizes(
     totals = [total_tokens(d, settings.max_new_tokens) for d in dialogues]
     turns = sum(len(dialogue.pieces) for dialogue in dialogues)
     max_tokens = max(totals)
-    layout = CacheLayout(
-        model.layout,
-        tokens_per_page,
-        1 if mesh is None else mesh.shape.get("tensor", 1),
-    )
+    layout = cache_layout(model, settings, mesh)
     num_pages, num_rows = settings.num_pages, settings.num_rows
     if num_pages is None:
         # A turn that continues within a page gets a copy of that page.

@@ -110,7 +110,7 @@ def from_jsonl(path: pathlib.Path) -> list[Conversation]:
             an object.
     """
     conversations = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    for number, line in enumerate(_read(path).split("\n"), start=1):
         if line.strip():
             conversations.append(_parse(line, number, f"{path}, line {number}"))
     if not conversations:
@@ -122,7 +122,7 @@ def _parse(line: str, number: int, where: str) -> Conversation:
     """One conversation from one line; `where` begins every complaint."""
     try:
         entry = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{where}: not JSON ({error})") from error
     if not isinstance(entry, dict):
         raise BadInput(f"{where}: must be an object, got {type(entry).__name__}")
@@ -136,10 +136,23 @@ def _parse(line: str, number: int, where: str) -> Conversation:
             raise BadInput(
                 f"{where}: turn {position + 1} must be a non-empty text, got {turn!r}"
             )
+        _refuse_surrogates(f"{where}: turn {position + 1}", turn)
     system = entry.get("system", "")
     if not isinstance(system, str):
         raise BadInput(f"{where}: `system` must be a text, got {system!r}")
+    _refuse_surrogates(f"{where}: `system`", system)
     return Conversation(name=f"line {number}", turns=tuple(turns), system=system)
+
+
+def _refuse_surrogates(what: str, text: str) -> None:
+    """Refuses half of a character, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(
+            f"{what} must be Unicode text, got the lone surrogate "
+            f"{text[error.start]!a} at character {error.start + 1}"
+        ) from error
 
 
 def _siblings(name: str, text: str, questions: list[str]) -> list[Conversation]:

@@ -15,7 +15,7 @@ from jaxcache.demo.conversations import (
     from_texts,
 )
 from jaxcache.demo.tokens import ByteTokens, Tokens, checkpoint_tokens
-from jaxcache.engine import CachedModel
+from jaxcache.engine import ModelStep
 from jaxcache.models import TINY_CONFIG, load_model, random_model
 from jaxcache.models.checkpoint import read_json
 
@@ -27,13 +27,13 @@ class Speaker:
     """A model and how to speak to it.
 
     Attributes:
-        model: The model.
+        step: The model's compiled steps; those who share them share compilations.
         tokens: Turns text into its tokens.
         eos_ids: Tokens that end an answer.
         description: One line for the user.
     """
 
-    model: CachedModel
+    step: ModelStep
     tokens: Tokens
     eos_ids: frozenset[int]
     description: str
@@ -61,7 +61,7 @@ def choose_conversations(
 def random_speaker(seed: int, mesh: jax.sharding.Mesh | None) -> Speaker:
     """A tiny model that needs no download: the same one for the same seed."""
     return Speaker(
-        model=random_model(TINY_CONFIG, seed, mesh=mesh),
+        step=ModelStep(random_model(TINY_CONFIG, seed, mesh=mesh), mesh=mesh),
         tokens=ByteTokens(),
         eos_ids=frozenset(),
         description=f"a tiny random model (seed {seed}), bytes as tokens",
@@ -86,7 +86,12 @@ def checkpoint_speaker(
     how = "bytes as tokens, since it has no tokenizer.json"
     if not isinstance(tokens, ByteTokens):
         how = "its own tokenizer"
-    return Speaker(model, tokens, _end_tokens(checkpoint), f"{checkpoint}, {how}")
+    return Speaker(
+        step=ModelStep(model, mesh=mesh),
+        tokens=tokens,
+        eos_ids=_end_tokens(checkpoint),
+        description=f"{checkpoint}, {how}",
+    )
 
 
 def tensor_mesh(num_devices: int) -> jax.sharding.Mesh | None:

@@ -146,8 +146,11 @@ class Donating:
 
 def is_dead(state: CacheState) -> bool:
     """Says whether an array of a state has been donated, or deleted."""
-    leaves = (*state.pools, state.page_table, state.row_index)
-    return any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
+    # At every step, so without a generator, which costs as much as all the questions.
+    for leaf in (*state.pools, state.page_table, state.row_index):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            return True
+    return False
 
 
 def _keeping(fn: Callable[..., Any], name: str) -> Callable[..., Any]:

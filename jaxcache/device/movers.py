@@ -1,5 +1,6 @@
 """Movers: copying, clearing and updating slots between steps, in place."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ class Movers:
     """
 
     def __init__(self) -> None:
-        self._movers: dict[tuple[str, int], Mover] = {}
+        self._movers: dict[tuple[str, int | None], Mover] = {}
 
     @property
     def compilations(self) -> int:
@@ -100,49 +101,54 @@ class Movers:
             ValueError: if an id is outside the pool, reserved, or written twice.
         """
         slots = state.size.page_slots(group_id)
-        ids = _move(state, slots, source=source, destination=destination)
-
-        def run(state: CacheState, ids: Any) -> CacheState:
-            return copy_pages(state, group_id, ids[0], ids[1])
-
-        return self._mover("copy_pages", group_id, run)(state, ids)
+        ids = _checked(state, slots, source=source, destination=destination)
+        return self._mover("copy_pages", group_id)(state, ids)
 
     def copy_rows(self, state: CacheState, source: Ids, destination: Ids) -> CacheState:
         """Copies whole rows; arguments as in `copy_pages`."""
         slots = state.size.row_slots
-        ids = _move(state, slots, source=source, destination=destination)
-
-        def run(state: CacheState, ids: Any) -> CacheState:
-            return copy_rows(state, ids[0], ids[1])
-
-        return self._mover("copy_rows", -1, run)(state, ids)
+        ids = _checked(state, slots, source=source, destination=destination)
+        return self._mover("copy_rows")(state, ids)
 
     def clear_pages(self, state: CacheState, group_id: int, pages: Ids) -> CacheState:
         """Zeroes whole pages of an attention group, none of them reserved."""
-        ids = _move(state, state.size.page_slots(group_id), pages=pages)
-
-        def run(state: CacheState, ids: Any) -> CacheState:
-            return clear_pages(state, group_id, ids[0])
-
-        return self._mover("clear_pages", group_id, run)(state, ids)
+        ids = _checked(state, state.size.page_slots(group_id), pages=pages)
+        return self._mover("clear_pages", group_id)(state, ids)
 
     def clear_rows(self, state: CacheState, rows: Ids) -> CacheState:
         """Zeroes whole rows, none of them reserved."""
-        ids = _move(state, state.size.row_slots, rows=rows)
+        ids = _checked(state, state.size.row_slots, rows=rows)
+        return self._mover("clear_rows")(state, ids)
 
-        def run(state: CacheState, ids: Any) -> CacheState:
-            return clear_rows(state, ids[0])
-
-        return self._mover("clear_rows", -1, run)(state, ids)
-
-    def _mover(self, name: str, group_id: int, fn: Callable[..., CacheState]) -> Mover:
+    def _mover(self, name: str, group_id: int | None = None) -> Mover:
         mover = self._movers.get((name, group_id))
         if mover is None:
-            mover = self._movers[name, group_id] = Mover(fn, name)
+            mover = self._movers[name, group_id] = Mover(move(name, group_id), name)
         return mover
 
 
-def _move(state: CacheState, num_slots: int, **named: Ids) -> npt.NDArray[np.int32]:
+def move(name: str, group_id: int | None = None) -> Callable[..., CacheState]:
+    """Returns what a mover of `Movers` runs: a pure function `(state, ids) -> state`.
+
+    Its ids are `i32[2, n]`, source and destination, or `i32[1, n]` where it only
+    clears; -1 is padding.
+
+    Args:
+        name: `copy_pages`, `copy_rows`, `clear_pages` or `clear_rows`.
+        group_id: The attention group of pages; `None` for rows.
+    """
+    return functools.partial(_MOVES[name], group_id)
+
+
+_MOVES: dict[str, Callable[[Any, CacheState, Any], CacheState]] = {
+    "copy_pages": lambda group, state, ids: copy_pages(state, group, ids[0], ids[1]),
+    "copy_rows": lambda _, state, ids: copy_rows(state, ids[0], ids[1]),
+    "clear_pages": lambda group, state, ids: clear_pages(state, group, ids[0]),
+    "clear_rows": lambda _, state, ids: clear_rows(state, ids[0]),
+}
+
+
+def _checked(state: CacheState, num_slots: int, **named: Ids) -> npt.NDArray[np.int32]:
     """Returns checked ids, a row for each name, padded with -1; the last is written."""
     arrays = {}
     for name, ids in named.items():

@@ -84,9 +84,10 @@ class Step:
             _check_arguments(args, at, self.name)
             raise
         if compiled is not None and not burst and not dead:
-            others = args[:at] + args[at + 2 :]
             try:
-                result: tuple[CacheState, Any] = compiled(state, packed, *others)
+                result: tuple[CacheState, Any] = compiled(
+                    state, packed, *args[:at], *args[at + 2 :]
+                )
                 return result
             except (TypeError, ValueError, RuntimeError):
                 # The step failed as it ran, or was refused before: another signature.

@@ -9,11 +9,19 @@ import numpy.typing as npt
 
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
-from jaxcache.policies.policy import Policy
+from jaxcache.policies.policy import Policy, PolicyMaker
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy
+from jaxcache.prefixes.order import EvictionOrder
 
 # What an eviction policy must be able to do.
-_POLICY = tuple(name for name in vars(Policy) if not name.startswith("_"))
+_POLICY = tuple(
+    sorted(
+        name
+        for protocol in (EvictionOrder, Policy)
+        for name in vars(protocol)
+        if not name.startswith("_")
+    )
+)
 
 
 def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) -> bytes:
@@ -100,7 +108,6 @@ def check_options(
     buckets: Buckets,
     policy: SnapshotPolicy,
     emission: Emission,
-    eviction: Policy[Any],
 ) -> None:
     """Refuses options that would fail when they are used, or never take a snapshot.
 
@@ -121,17 +128,37 @@ def check_options(
         raise ValueError(
             f"policy must be an object whose response is True or False, got {policy!r}"
         )
-    missing = [name for name in _POLICY if not callable(getattr(eviction, name, None))]
-    if isinstance(eviction, type) or missing:
-        raise ValueError(
-            f"eviction must be an object with the methods {', '.join(_POLICY)}, "
-            f"got {eviction!r}"
-        )
     if layout.has_recurrent and emission.grid and not buckets.max_snapshots:
         raise ValueError(
             "buckets.max_snapshots must be at least 2 where states are emitted inside "
             "chunks, got 0; or end chunks at the points: emission=Emission.chunk_end()"
         )
+
+
+def make_policy(layout: CacheLayout, eviction: PolicyMaker) -> Policy[Any]:
+    """Returns the eviction policy for a cache.
+
+    Raises:
+        ValueError: if `eviction` makes none.
+    """
+    if not callable(eviction):
+        raise ValueError(
+            f"eviction must be Learned, Lru or another callable that makes a Policy, "
+            f"got {eviction!r}"
+        )
+    groups = range(layout.num_page_groups)
+    policy = eviction(
+        row_bytes=layout.bytes_per_row if layout.has_recurrent else 0,
+        page_bytes=sum(layout.bytes_per_page(group) for group in groups),
+        tokens_per_page=layout.tokens_per_page,
+    )
+    missing = [name for name in _POLICY if not callable(getattr(policy, name, None))]
+    if missing:
+        raise ValueError(
+            f"eviction must make an object with the methods {', '.join(_POLICY)}, "
+            f"got {policy!r}"
+        )
+    return policy
 
 
 def check_size(layout: CacheLayout, size: CacheSize) -> None:

@@ -19,12 +19,17 @@ every earlier reader.
 import collections
 import time
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.host.admission import check_options, check_size, read_points, read_prompt
+from jaxcache.host.admission import (
+    check_options,
+    check_size,
+    make_policy,
+    read_points,
+    read_prompt,
+)
 from jaxcache.host.core import Core, check_hashable
 from jaxcache.host.errors import (
     Refused,
@@ -40,8 +45,8 @@ from jaxcache.host.stats import SlotUse, Stats, Tally
 from jaxcache.host.tables import DeviceTables
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
-from jaxcache.policies.lru import Lru
-from jaxcache.policies.policy import Arrival, Policy
+from jaxcache.policies.learned import Learned
+from jaxcache.policies.policy import Arrival, PolicyMaker
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy, auto
 from jaxcache.prefixes.lookup import Finder, Lookup
 from jaxcache.prefixes.nodes import Int32s
@@ -66,7 +71,7 @@ class CacheManager:
         *,
         policy: SnapshotPolicy | None = None,
         emission: Emission | None = None,
-        eviction: Policy[Any] | None = None,
+        eviction: PolicyMaker | None = None,
     ) -> None:
         """Makes a manager for an empty cache.
 
@@ -78,8 +83,8 @@ class CacheManager:
             policy: Where snapshots are wanted. Default: `auto()`.
             emission: Where inside a chunk the kernels can write a state out. Default:
                 anywhere.
-            eviction: What goes first, and with `auto()` what is taken at all; of no
-                other manager. Default: `Lru()`.
+            eviction: Makes the policy of what goes first, and with `auto()` of what is
+                taken at all. Default: `Learned`.
 
         Raises:
             ValueError: if the arguments do not belong together, or one request of
@@ -87,22 +92,18 @@ class CacheManager:
         """
         policy = auto() if policy is None else policy
         emission = Emission.anywhere() if emission is None else emission
-        eviction = Lru() if eviction is None else eviction
+        eviction = Learned if eviction is None else eviction
         check_size(layout, size)
-        check_options(layout, buckets, policy, emission, eviction)
+        check_options(layout, buckets, policy, emission)
+        order = make_policy(layout, eviction)
         pages, rows = PagePools(size), RowPool(size)
-        eviction.attach(
-            size.tokens_per_page,
-            layout.bytes_per_row if layout.has_recurrent else 0,
-            sum(layout.bytes_per_page(group) for group in range(pages.num_groups)),
-        )
-        tree = PrefixTree(layout, size, pages, rows, eviction)
+        tree = PrefixTree(layout, size, pages, rows, order)
         self._core = Core(
             layout=layout,
             size=size,
             buckets=buckets,
             policy=policy,
-            eviction=eviction,
+            eviction=order,
             emission=emission,
             pages=pages,
             rows=rows,

@@ -216,7 +216,7 @@ class Planner:
             request.row = core.rows.take()
             request.reads = NULL_SLOT if source is None else source.row
             if source is not None:
-                core.eviction.used(source)
+                core.eviction.used(request.bundle, source)
         hold = request.hold
         request.shared = request.found.lookup.reused_tokens // self._page
         if hold is None:

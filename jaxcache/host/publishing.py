@@ -38,6 +38,8 @@ class Publisher:
         self._planner = planner
         self._page = core.size.tokens_per_page
         self._repeats = Repeats()
+        # Requests that start again, and have been counted when they first began.
+        self._restarted: set[Request] = set()
 
     # -- after a step ------------------------------------------------------------------
 
@@ -68,7 +70,10 @@ class Publisher:
         array.known[sampling] = known + 1
 
     def count_start(self, request: Request) -> None:
-        """Counts a request whose first step is completed."""
+        """Counts a request whose first step is completed; once, if it starts again."""
+        if request in self._restarted:
+            self._restarted.discard(request)
+            return
         counts, lookup = self._core.tally.counts, request.found.lookup
         counts["requests"] += 1
         counts["prompt_tokens"] += lookup.prompt_tokens
@@ -278,6 +283,9 @@ class Publisher:
         request.wanted = NOTHING_WANTED
         request.found = core.finder.nothing(known, looked_up=request.reuse)
         request.version = -1
+        if not core.in_flight:
+            self._restarted = {r for r in self._restarted if not r.is_closed}
+        self._restarted.add(request)
         core.tally.counts["restarted"] += 1
 
     def _publish_response(self, request: Request, history: int) -> Node | None:

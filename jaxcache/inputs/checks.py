@@ -4,7 +4,8 @@ On the device an id outside the cache is dropped without a word, so this is the 
 place where a mistake of the planner shows.
 """
 
-from typing import TYPE_CHECKING
+import operator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,36 +18,76 @@ if TYPE_CHECKING:
 
 Int32s = npt.NDArray[np.int32]
 
+
+def _empty(*shape: int) -> Int32s:
+    array = np.zeros(shape, np.int32)
+    array.flags.writeable = False
+    return array
+
+
+# What a step leaves out.
+NOTHING = _empty(0)
+NO_UPDATES = _empty(4, 0)
+NO_COPIES = _empty(3, 0)
+
 _INT32 = np.dtype(np.int32)
 _PARTS = (
     ("decode_seats", "decode_positions", "decode_tokens"),
     ("prefill_seats", "prefill_starts", "prefill_lens"),
     ("snapshot_slots", "snapshot_positions", "snapshot_entries"),
-    ("prefill_tokens",),
 )
-_ROWS = (("updates", 4), ("copies", 3))
+_read_parts = [operator.attrgetter(*part) for part in _PARTS]
+
+# These functions run at every step, before the device may start: each NumPy call costs
+# as much as twenty lines of Python. So `count_nonzero`, which is half the price of
+# `any`, and one comparison for as much as possible.
+_some = np.count_nonzero
 
 
 def check_arrays(work: "StepWork") -> None:
     """Refuses arrays of a wrong type, and parts whose arrays differ in length."""
-    for part in _PARTS:
-        length = -1
-        for name in part:
-            array = getattr(work, name)
-            if type(array) is not np.ndarray or array.dtype is not _INT32:
-                _check_type(name, array)
-            if array.ndim != 1 or (array.size != length and length >= 0):
-                wanted = "n" if length < 0 else f"{length}, as {part[0]} has"
-                raise ValueError(
-                    f"{name} must have shape ({wanted}), got {array.shape}"
-                )
-            length = array.size
-    for name, rows in _ROWS:
-        array = getattr(work, name)
-        if type(array) is not np.ndarray or array.dtype is not _INT32:
-            _check_type(name, array)
-        if array.ndim != 2 or array.shape[0] != rows:
-            raise ValueError(f"{name} must have shape ({rows}, n), got {array.shape}")
+    for part, read in zip(_PARTS, _read_parts, strict=True):
+        arrays = first, second, third = read(work)
+        if first is NOTHING and second is NOTHING and third is NOTHING:
+            continue
+        is_right = (
+            type(first) is type(second) is type(third) is np.ndarray
+            and first.dtype is second.dtype is third.dtype is _INT32
+            and first.shape == second.shape == third.shape
+            and first.ndim == 1
+        )
+        if not is_right:
+            _check_part(part, arrays)
+    if work.prefill_tokens is not NOTHING:
+        _check_vector("prefill_tokens", work.prefill_tokens)
+    if work.updates is not NO_UPDATES:
+        _check_columns("updates", work.updates, 4)
+    if work.copies is not NO_COPIES:
+        _check_columns("copies", work.copies, 3)
+
+
+def _check_part(names: tuple[str, ...], arrays: tuple[Any, ...]) -> None:
+    """Raises the error of the first array that is not as it must be, if one is not."""
+    _check_vector(names[0], arrays[0])
+    for name, array in zip(names[1:], arrays[1:], strict=True):
+        _check_vector(name, array)
+        if array.size != arrays[0].size:
+            raise ValueError(
+                f"{name} must have shape ({arrays[0].size}, as {names[0]} has), "
+                f"got {array.shape}"
+            )
+
+
+def _check_vector(name: str, array: Any) -> None:
+    _check_type(name, array)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have shape (n), got {array.shape}")
+
+
+def _check_columns(name: str, array: Any, rows: int) -> None:
+    _check_type(name, array)
+    if array.ndim != 2 or array.shape[0] != rows:
+        raise ValueError(f"{name} must have shape ({rows}, n), got {array.shape}")
 
 
 def _check_type(name: str, array: object) -> None:
@@ -60,6 +101,8 @@ def check_seats(work: "StepWork", size: CacheSize) -> None:
     seats = work.decode_seats
     if work.prefill_seats.size:
         seats = np.concatenate((seats, work.prefill_seats))
+    if seats.size == 1:
+        return
     counts = np.bincount(seats, minlength=size.num_seats)[: size.max_seqs]
     if counts.max() > 1:
         twice = np.flatnonzero(counts > 1).tolist()
@@ -69,22 +112,10 @@ def check_seats(work: "StepWork", size: CacheSize) -> None:
         )
 
 
-def refuse_tokens(work: "StepWork", smallest: int) -> None:
-    """Raises the error of the first token id below `smallest`."""
-    for name in ("decode_tokens", "prefill_tokens"):
-        tokens: Int32s = getattr(work, name)
-        if (tokens < smallest).any():
-            raise ValueError(
-                f"{name} must be token ids >= 0, or {smallest} for the token sampled "
-                f"last, got {tokens[tokens < smallest].tolist()}"
-            )
-    raise AssertionError("a token id out of bounds belongs to one of the fields above")
-
-
 def check_prefill(work: "StepWork", size: CacheSize) -> None:
     """Refuses chunks that do not add up, or run past the longest history."""
     lens = work.prefill_lens
-    if lens.min() < 1:
+    if lens.min(initial=1) < 1:
         raise ValueError(f"prefill_lens must be at least 1, got {lens.tolist()}")
     if lens.sum() != work.prefill_tokens.size:
         raise ValueError(
@@ -92,7 +123,7 @@ def check_prefill(work: "StepWork", size: CacheSize) -> None:
             f"got {work.prefill_tokens.size}"
         )
     ends = work.prefill_starts + lens.astype(np.int64)
-    if ends.max() > size.max_tokens:
+    if ends.max(initial=0) > size.max_tokens:
         raise ValueError(
             f"prefill_starts + prefill_lens must be at most max_tokens = "
             f"{size.max_tokens}, got {ends.tolist()}"
@@ -193,7 +224,12 @@ class UpdateChecks:
             ]
         ).astype(np.uint32)
         width = max(size.max_pages, 2)
-        self._strides = np.array([size.max_seqs * width, width, 1, 0], np.int64)
+        # Numbers each element of the tables. 64 bits only where 32 are too few, since
+        # the updates would be converted.
+        fits = tables * size.max_seqs * width <= np.iinfo(np.int32).max
+        self._strides = np.array(
+            [size.max_seqs * width, width, 1, 0], np.int32 if fits else np.int64
+        )
 
     def __call__(self, updates: Int32s) -> None:
         """Checks `i32[4, u]`, columns (table, seat, column, value)."""
@@ -201,7 +237,7 @@ class UpdateChecks:
         # that does not exist are those of the last one, and it fails the first of them.
         unsigned = updates.view(np.uint32)
         bounds = self._bounds.take(unsigned[0], axis=1, mode="clip")
-        if (wrong := unsigned >= bounds).any():
+        if _some(wrong := unsigned >= bounds):
             row = int(wrong.any(axis=1).argmax())
             name = ("tables", "seats", "columns", "values")[row]
             raise ValueError(
@@ -209,25 +245,33 @@ class UpdateChecks:
                 f"{bounds[row][wrong[row]].tolist()}, "
                 f"got {updates[row][wrong[row]].tolist()}"
             )
-        table, _, column, value = updates
-        if not value.all():
+        count = updates.shape[1]
+        if _some(updates[3]) != count:
+            table, _, column, value = updates
             rows = (table == self._bounds.shape[1] - 1) & (column == 1)
             if (rows & (value == NULL_SLOT)).any():
                 raise ValueError(
                     f"updates must not make row {NULL_SLOT}, the null row, a row that "
                     f"is written, got {updates.T.tolist()}"
                 )
-        elements = self._strides @ updates
+        elements = self._strides.dot(updates)
         elements.sort()
-        if (elements[1:] == elements[:-1]).any():
+        if _some(elements[1:] == elements[:-1]):
             raise ValueError(
                 "updates must not change an element twice, since their order is not "
                 f"kept, got {updates.T.tolist()}"
             )
 
 
-def refuse_bounded(work: "StepWork", size: CacheSize) -> None:
+def refuse_bounded(work: "StepWork", size: CacheSize, smallest_token: int) -> None:
     """Raises the error of the first value that lies outside its bound."""
+    for name in ("decode_tokens", "prefill_tokens"):
+        tokens: Int32s = getattr(work, name)
+        if (tokens < smallest_token).any():
+            raise ValueError(
+                f"{name} must be token ids >= 0, or {smallest_token} for the token "
+                f"sampled last, got {tokens[tokens < smallest_token].tolist()}"
+            )
     bounds = {
         "decode_seats": size.num_seats,
         "prefill_seats": size.num_seats,

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from jaxcache.inputs.buckets import MIN_INDICES, Bucket, Buckets
 from jaxcache.inputs.checks import (
+    NO_COPIES,
+    NO_UPDATES,
+    NOTHING,
     UpdateChecks,
     check_arrays,
     check_copies,
@@ -20,7 +23,6 @@ from jaxcache.inputs.checks import (
     check_seats,
     check_snapshots,
     refuse_bounded,
-    refuse_tokens,
 )
 from jaxcache.layouts import CacheLayout, CacheSize
 
@@ -32,17 +34,6 @@ _ALIGNED = 16
 _ARRAYS_A_BLOCK = 64
 
 Int32s = npt.NDArray[np.int32]
-
-
-def _empty(*shape: int) -> Int32s:
-    array = np.zeros(shape, np.int32)
-    array.flags.writeable = False
-    return array
-
-
-_NOTHING = _empty(0)
-_NO_UPDATES = _empty(4, 0)
-_NO_COPIES = _empty(3, 0)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -66,18 +57,18 @@ class StepWork:
         copies: `i32[3, c]`, columns (attention group, source page, destination page).
     """
 
-    decode_seats: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    decode_positions: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    decode_tokens: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    prefill_seats: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    prefill_starts: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    prefill_lens: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    prefill_tokens: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    snapshot_entries: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    snapshot_positions: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    snapshot_slots: Int32s = dataclasses.field(default_factory=lambda: _NOTHING)
-    updates: Int32s = dataclasses.field(default_factory=lambda: _NO_UPDATES)
-    copies: Int32s = dataclasses.field(default_factory=lambda: _NO_COPIES)
+    decode_seats: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    decode_positions: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    decode_tokens: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    prefill_seats: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    prefill_starts: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    prefill_lens: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    prefill_tokens: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    snapshot_entries: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    snapshot_positions: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    snapshot_slots: Int32s = dataclasses.field(default_factory=lambda: NOTHING)
+    updates: Int32s = dataclasses.field(default_factory=lambda: NO_UPDATES)
+    copies: Int32s = dataclasses.field(default_factory=lambda: NO_COPIES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,7 +95,7 @@ def index_bucket(num_indices: int) -> int:
 
 
 class _Form:
-    """Fresh arrays of one bucket, all padding, and the bounds of their values.
+    """Fresh arrays of one bucket, all padding, and what their values may be.
 
     Arrays are cut from blocks and none is used twice: JAX on CPU reads NumPy memory
     in place, also after the dispatch, so rewriting one would reach into a step that has
@@ -112,16 +103,23 @@ class _Form:
     that it reads in place; any other it copies first.
 
     Attributes:
-        bounded: Where the bounded values lie.
-        bounds: `u32`, what each of them must stay below.
+        tokens: Where its token ids start.
+        seats: Where its seats start.
+        starts: Where its starts begin.
     """
 
     def __init__(
-        self, template: Int32s, bounded: slice, bounds: npt.NDArray[np.uint32]
+        self, bucket: Bucket, template: Int32s, least: Int32s, most: Int32s
     ) -> None:
-        self.bounded = bounded
-        self.bounds = bounds
+        sections = bucket.sections
+        self.tokens: int = sections["token_ids"].start
+        self.seats: int = sections["seat"].start
+        self.starts: int = sections["start"].start
         self._template = template
+        # As unsigned numbers, those below the least wrap around and are past the most.
+        self._bounded = slice(0, sections["snapshot_slot"].stop)
+        self._least = least[self._bounded].view(np.uint32)
+        self._range = most[self._bounded].view(np.uint32) - self._least
         self._rows: Iterator[Int32s] = iter(())
 
     def array(self) -> Int32s:
@@ -131,6 +129,11 @@ class _Form:
             self._rows = self._cut_block()
             row = next(self._rows)
         return row
+
+    def is_within_bounds(self, packed: Int32s) -> bool:
+        """Whether tokens, positions, seats and row slots all lie in their bounds."""
+        values = packed.view(np.uint32)[self._bounded] - self._least
+        return not np.count_nonzero(values > self._range)
 
     def _cut_block(self) -> Iterator[Int32s]:
         length = self._template.size
@@ -183,23 +186,19 @@ class Packer:
         form = self._forms.get(bucket) or self._form(bucket)
         packed = form.array()
         sections = bucket.sections
-        tokens = sections["token_ids"].start
-        seats = sections["seat"].start
-        starts = sections["start"].start
+        tokens, seats, starts = form.tokens, form.seats, form.starts
         if num_decode:
             packed[tokens : tokens + num_decode] = work.decode_tokens
             packed[seats : seats + num_decode] = work.decode_seats
             packed[starts : starts + num_decode] = work.decode_positions
-        if num_seqs:
+        if num_seqs or num_tokens:
+            check_prefill(work, self.size)
             skip = bucket.decode
             lens = sections["len"].start
             packed[tokens + skip : tokens + skip + num_tokens] = work.prefill_tokens
             packed[seats + skip : seats + skip + num_seqs] = work.prefill_seats
             packed[starts + skip : starts + skip + num_seqs] = work.prefill_starts
             packed[lens : lens + num_seqs] = work.prefill_lens
-            check_prefill(work, self.size)
-        if packed[sections["token_ids"]].min() < NEXT_TOKEN:
-            refuse_tokens(work, NEXT_TOKEN)
         if num_snapshots:
             check_snapshots(work, self.size, bucket)
             at = sections["snapshot_position"].start
@@ -215,15 +214,16 @@ class Packer:
         extra = None
         if num_updates := work.updates.shape[1]:
             self._check_updates(work.updates)
-            inline = min(num_updates, bucket.updates)
+            inline = work.updates
+            if (rest := num_updates - bucket.updates) > 0:
+                num_updates = bucket.updates
+                extra = inline[:, num_updates:]
+                extra = self.pad_updates(extra, index_bucket(rest))
+                inline = inline[:, :num_updates]
             updates = packed[sections["updates"]].reshape(4, bucket.updates)
-            updates[:, :inline] = work.updates[:, :inline]
-            if rest := num_updates - inline:
-                extra = self.pad_updates(work.updates[:, inline:], index_bucket(rest))
-        # One comparison for seats, positions and slots: as unsigned numbers, negative
-        # ones are past every bound.
-        if (packed.view(np.uint32)[form.bounded] >= form.bounds).any():
-            refuse_bounded(work, self.size)
+            updates[:, :num_updates] = inline
+        if not form.is_within_bounds(packed):
+            refuse_bounded(work, self.size, NEXT_TOKEN)
         check_seats(work, self.size)
         return PackedInputs(
             packed=packed, extra_updates=extra, bucket=bucket, size=self.size
@@ -252,13 +252,17 @@ class Packer:
         copies[0] = self.layout.num_page_groups
         updates = template[sections["updates"]].reshape(4, bucket.updates)
         updates[0] = len(self._slots)
-        bounds = np.zeros(bucket.num_packed, np.uint32)
-        bounds[sections["seat"]] = size.num_seats
-        bounds[sections["start"]] = size.max_tokens
-        bounds[sections["len"]] = size.max_tokens + 1
-        bounds[sections["snapshot_entry"]] = bucket.num_entries
-        bounds[sections["snapshot_slot"]] = size.row_slots
-        bounded = slice(sections["seat"].start, sections["snapshot_slot"].stop)
-        form = _Form(template, bounded, bounds[bounded])
+        least = np.zeros(bucket.num_packed, np.int32)
+        least[sections["token_ids"]] = NEXT_TOKEN
+        least[sections["snapshot_position"]] = -1
+        most = np.zeros(bucket.num_packed, np.int32)
+        most[sections["token_ids"]] = np.iinfo(np.int32).max
+        most[sections["snapshot_position"]] = size.max_tokens
+        most[sections["seat"]] = size.num_seats - 1
+        most[sections["start"]] = size.max_tokens - 1
+        most[sections["len"]] = size.max_tokens
+        most[sections["snapshot_entry"]] = bucket.num_entries - 1
+        most[sections["snapshot_slot"]] = size.row_slots - 1
+        form = _Form(bucket, template, least, most)
         self._forms[bucket] = form
         return form

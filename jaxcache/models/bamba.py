@@ -2,14 +2,25 @@
 
 import dataclasses
 
-from jaxcache.layouts import ModelLayout
 from jaxcache.models.attention_layer import Attention, AttentionShape
 from jaxcache.models.checkpoint import Config, Weights
 from jaxcache.models.feed_forward import GatedFeedForward
 from jaxcache.models.hybrid import HybridModel, Residual
 from jaxcache.models.mamba2_layer import Mamba2, Mamba2Shape
 from jaxcache.models.normalization import RMSNorm
-from jaxcache.models.settings import read_head, require, rotary_setting, setting
+from jaxcache.models.settings import (
+    MAX_LAYERS,
+    flag,
+    integer,
+    integers,
+    limits,
+    number,
+    read_head,
+    read_layout,
+    require,
+    rotary_setting,
+    setting,
+)
 
 
 def build_bamba(
@@ -31,14 +42,15 @@ def build_bamba(
     require(config, "hidden_act", "silu", default="silu")
     for field in ("attention_bias", "mlp_bias", "mamba_proj_bias"):
         require(config, field, False, default=False)
-    dim = setting(config, "hidden_size")
-    channels = setting(config, "intermediate_size")
-    eps = setting(config, "rms_norm_eps", 1e-5)
-    attention_ids = setting(config, "attn_layer_indices", ())
+    dim = integer(config, "hidden_size")
+    channels = integer(config, "intermediate_size")
+    eps = number(config, "rms_norm_eps", 1e-5)
+    attention_ids = integers(config, "attn_layer_indices", ())
     mamba2 = _mamba2_shape(config, dim, eps)
     attention = _attention_shape(config, dim, match_transformers)
     layers = []
-    for layer_id in range(setting(config, "num_hidden_layers")):
+    num_layers = integer(config, "num_hidden_layers", maximum=MAX_LAYERS)
+    for layer_id in range(num_layers):
         name = f"model.layers.{layer_id}"
         mixer: Attention | Mamba2
         if layer_id in attention_ids:
@@ -50,9 +62,9 @@ def build_bamba(
         layers.append(Residual(norm, mixer))
         norm = RMSNorm.read(weights, eps, f"{name}.pre_ff_layernorm", dim)
         layers.append(Residual(norm, feed_forward))
-    vocab = setting(config, "vocab_size")
+    vocab = integer(config, "vocab_size")
     return HybridModel(
-        ModelLayout.from_hf_config(config),
+        read_layout(config),
         embedding=weights.read("model.embed_tokens.weight", vocab, dim),
         layers=layers,
         norm=RMSNorm.read(weights, eps, "model.final_layernorm", dim),
@@ -62,20 +74,21 @@ def build_bamba(
 
 
 def _mamba2_shape(config: Config, dim: int, eps: float) -> Mamba2Shape:
-    num_heads = setting(config, "mamba_n_heads")
-    num_groups = setting(config, "mamba_n_groups")
-    head_dim = setting(config, "mamba_d_head", "auto")
-    if head_dim == "auto":
-        head_dim = setting(config, "mamba_expand", 2) * dim // num_heads
-    dt_limit = tuple(setting(config, "time_step_limit", (0.0, float("inf"))))
+    num_heads = integer(config, "mamba_n_heads")
+    num_groups = integer(config, "mamba_n_groups")
+    if setting(config, "mamba_d_head", "auto") == "auto":
+        head_dim = integer(config, "mamba_expand", 2) * dim // num_heads
+    else:
+        head_dim = integer(config, "mamba_d_head")
+    dt_limit = limits(config, "time_step_limit")
     return Mamba2Shape(
         dim=dim,
         num_heads=num_heads,
         head_dim=head_dim,
         num_groups=num_groups,
-        state_dim=setting(config, "mamba_d_state"),
-        conv_kernel=setting(config, "mamba_d_conv"),
-        has_conv_bias=setting(config, "mamba_conv_bias", True),
+        state_dim=integer(config, "mamba_d_state"),
+        conv_kernel=integer(config, "mamba_d_conv"),
+        has_conv_bias=flag(config, "mamba_conv_bias", True),
         dt_limit=dt_limit,
         prefill_dt_limit=dt_limit,
         norm_groups=num_groups,
@@ -84,13 +97,13 @@ def _mamba2_shape(config: Config, dim: int, eps: float) -> Mamba2Shape:
 
 
 def _attention_shape(config: Config, dim: int, restarts: bool) -> AttentionShape:
-    num_heads = setting(config, "num_attention_heads")
-    head_dim = setting(config, "head_dim", dim // num_heads)
+    num_heads = integer(config, "num_attention_heads")
+    head_dim = integer(config, "head_dim", dim // num_heads)
     rotary = rotary_setting(config, head_dim, 0.5)
     return AttentionShape(
         dim=dim,
         num_heads=num_heads,
-        kv_heads=setting(config, "num_key_value_heads", num_heads),
+        kv_heads=integer(config, "num_key_value_heads", num_heads),
         head_dim=head_dim,
         rotary=dataclasses.replace(rotary, restarts=restarts),
     )

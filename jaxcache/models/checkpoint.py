@@ -178,7 +178,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"there is no file {path}")
     try:
         value = json.loads(path.read_text(), object_hook=_json_object)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")

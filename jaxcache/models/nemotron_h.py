@@ -1,13 +1,23 @@
 """Builds a model from the config and the tensors of a `nemotron_h` checkpoint."""
 
-from jaxcache.layouts import ModelLayout
 from jaxcache.models.attention_layer import Attention, AttentionShape
 from jaxcache.models.checkpoint import Config, Weights
 from jaxcache.models.feed_forward import SquaredReluFeedForward
 from jaxcache.models.hybrid import HybridModel, Residual
 from jaxcache.models.mamba2_layer import Mamba2, Mamba2Shape
 from jaxcache.models.normalization import RMSNorm
-from jaxcache.models.settings import read_head, require, setting
+from jaxcache.models.settings import (
+    ConfigError,
+    flag,
+    integer,
+    limits,
+    number,
+    read_head,
+    read_layout,
+    require,
+    setting,
+    texts,
+)
 
 # Older configs spell the layers as one string, or call them by other names.
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -35,15 +45,15 @@ def build_nemotron_h(
     for field in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         require(config, field, False, default=False)
     require(config, "sliding_window", None, default=None)
-    dim = setting(config, "hidden_size")
-    channels = setting(config, "intermediate_size")
-    eps = setting(config, "layer_norm_epsilon", 1e-5)
+    dim = integer(config, "hidden_size")
+    channels = integer(config, "intermediate_size")
+    eps = number(config, "layer_norm_epsilon", 1e-5)
     mamba2 = _mamba2_shape(config, dim, eps, match_transformers)
     attention = AttentionShape(
         dim=dim,
-        num_heads=setting(config, "num_attention_heads"),
-        kv_heads=setting(config, "num_key_value_heads"),
-        head_dim=setting(config, "head_dim"),
+        num_heads=integer(config, "num_attention_heads"),
+        kv_heads=integer(config, "num_key_value_heads"),
+        head_dim=integer(config, "head_dim"),
     )
     layers = []
     for layer_id, kind in enumerate(_layer_kinds(config)):
@@ -57,9 +67,9 @@ def build_nemotron_h(
             mixer = SquaredReluFeedForward(weights, f"{name}.mixer", dim, channels)
         norm = RMSNorm.read(weights, eps, f"{name}.norm", dim)
         layers.append(Residual(norm, mixer))
-    vocab = setting(config, "vocab_size")
+    vocab = integer(config, "vocab_size")
     return HybridModel(
-        ModelLayout.from_hf_config(config),
+        read_layout(config),
         embedding=weights.read("backbone.embeddings.weight", vocab, dim),
         layers=layers,
         norm=RMSNorm.read(weights, eps, "backbone.norm_f", dim),
@@ -70,39 +80,44 @@ def build_nemotron_h(
 
 def _layer_kinds(config: Config) -> list[str]:
     """Returns what each layer is, in today's names."""
-    pattern = setting(config, "hybrid_override_pattern", "")
-    kinds = setting(config, "layers_block_type", None)
+    kinds = texts(config, "layers_block_type", None)
     if kinds is None:
+        pattern = setting(config, "hybrid_override_pattern", "")
+        if not isinstance(pattern, str):
+            raise ConfigError(
+                f"hybrid_override_pattern of a nemotron_h must be a text, "
+                f"got {pattern!r}"
+            )
         kinds = [_PATTERN.get(letter, letter) for letter in pattern]
     kinds = [_OLD_NAMES.get(kind, kind) for kind in kinds]
     built = ("linear_attention", "full_attention", "mlp")
     for layer_id, kind in enumerate(kinds):
         if kind not in built:
-            raise ValueError(
+            raise ConfigError(
                 f"layers_block_type of a nemotron_h must hold {', '.join(built)}, "
                 f"got {kind!r} for layer {layer_id}"
             )
     if not kinds:
-        raise ValueError("the config of a nemotron_h lacks layers_block_type")
+        raise ConfigError("the config of a nemotron_h lacks layers_block_type")
     return kinds
 
 
 def _mamba2_shape(
     config: Config, dim: int, eps: float, match_transformers: bool
 ) -> Mamba2Shape:
-    num_groups = setting(config, "n_groups")
-    least, most = setting(config, "time_step_limit", (0.0, float("inf")))
+    num_groups = integer(config, "n_groups")
+    least, most = limits(config, "time_step_limit")
     prefill_least = least
     if match_transformers:
-        prefill_least = setting(config, "time_step_min", 0.001)
+        prefill_least = number(config, "time_step_min", 0.001)
     return Mamba2Shape(
         dim=dim,
-        num_heads=setting(config, "mamba_num_heads"),
-        head_dim=setting(config, "mamba_head_dim"),
+        num_heads=integer(config, "mamba_num_heads"),
+        head_dim=integer(config, "mamba_head_dim"),
         num_groups=num_groups,
-        state_dim=setting(config, "ssm_state_size"),
-        conv_kernel=setting(config, "conv_kernel", 4),
-        has_conv_bias=setting(config, "use_conv_bias", True),
+        state_dim=integer(config, "ssm_state_size"),
+        conv_kernel=integer(config, "conv_kernel", 4),
+        has_conv_bias=flag(config, "use_conv_bias", True),
         dt_limit=(least, most),
         prefill_dt_limit=(prefill_least, most),
         norm_groups=num_groups,

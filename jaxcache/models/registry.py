@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from jaxcache.models.bamba import build_bamba
 from jaxcache.models.checkpoint import (
+    CONFIG_FILE,
     CheckpointWeights,
     Config,
     RandomWeights,
@@ -17,6 +18,7 @@ from jaxcache.models.hybrid import HybridModel
 from jaxcache.models.nemotron_h import build_nemotron_h
 from jaxcache.models.parameters import place_model
 from jaxcache.models.qwen3_next import build_qwen3_next
+from jaxcache.models.settings import ConfigError
 
 
 class Builder(Protocol):
@@ -71,15 +73,18 @@ def load_model(
 
     Raises:
         ValueError: if there is no model for the architecture, or if the config or the
-            tensors are not those of one.
+            tensors are not those of one; a wrong field is named with its file.
     """
     weights = CheckpointWeights(folder)
-    model = _builder(weights.config)(
-        weights.config,
-        weights,
-        chunk_size=chunk_size,
-        match_transformers=match_transformers,
-    )
+    try:
+        model = _builder(weights.config)(
+            weights.config,
+            weights,
+            chunk_size=chunk_size,
+            match_transformers=match_transformers,
+        )
+    except ConfigError as error:
+        raise ValueError(f"{pathlib.Path(folder) / CONFIG_FILE}: {error}") from error
     weights.check_all_read(*_IGNORED)
     place_model(model, mesh, tensor_axis)
     return model
@@ -116,7 +121,7 @@ def random_model(
 def _builder(config: Config) -> Builder:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in _BUILDERS:
-        raise ValueError(
+        raise ConfigError(
             f"model_type must be one of {', '.join(ARCHITECTURES)}, got {name!r}"
         )
     return _BUILDERS[name]

@@ -1,27 +1,146 @@
-"""Reading a model's settings from its config, and refusing what is not built."""
+"""Reading a model's settings from its config, and refusing what is not built.
 
-from typing import Any
+Each getter says which field is wrong, what it must be and what came, so that a config
+that somebody wrote by hand never fails further on.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
+from jaxcache.layouts import ModelLayout
 from jaxcache.models.attention_layer import Rotary
 from jaxcache.models.checkpoint import Config, Weights
 
-_REQUIRED = object()
+#: More than any model has; a larger number is a mistake that would take for ever.
+MAX_LAYERS = 10_000
+#: Sizes of arrays are 32-bit integers.
+MAX_SIZE = 2**31 - 1
+
+_REQUIRED: Any = object()
+
+
+class ConfigError(ValueError):
+    """A field of a config is missing, wrong, or asks for what is not built."""
 
 
 def setting(config: Config, field: str, default: Any = _REQUIRED) -> Any:
     """Returns a field of the config; null counts as absent.
 
     Raises:
-        ValueError: naming the field, if it is absent and has no default.
+        ConfigError: naming the field, if it is absent and has no default.
     """
     value = config.get(field)
     if value is not None:
         return value
     if default is _REQUIRED:
-        raise ValueError(f"the config of a {config.get('model_type')} lacks {field}")
+        raise ConfigError(f"the config of a {config.get('model_type')} lacks {field}")
     return default
+
+
+def integer(
+    config: Config,
+    field: str,
+    default: int = _REQUIRED,
+    *,
+    minimum: int = 1,
+    maximum: int = MAX_SIZE,
+) -> int:
+    """Returns a field that must be an integer from `minimum` to `maximum`.
+
+    A float that is whole counts, as some files have it.
+
+    Raises:
+        ConfigError: naming the field, if it is something else.
+    """
+    value = setting(config, field, default)
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise _wrong(config, field, f"an integer >= {minimum}", value)
+    if not minimum <= number <= maximum:
+        raise _wrong(config, field, f"from {minimum} to {maximum}", value)
+    return number
+
+
+def number(
+    config: Config,
+    field: str,
+    default: float = _REQUIRED,
+    *,
+    minimum: float = 0.0,
+    maximum: float = math.inf,
+) -> float:
+    """Returns a field that must be a number from `minimum` to `maximum`.
+
+    Raises:
+        ConfigError: naming the field, if it is something else.
+    """
+    value = setting(config, field, default)
+    return _number(config, field, value, minimum, maximum)
+
+
+def flag(config: Config, field: str, default: bool) -> bool:
+    """Returns a field that must be true or false.
+
+    Raises:
+        ConfigError: naming the field, if it is something else.
+    """
+    value = setting(config, field, default)
+    if not isinstance(value, bool):
+        raise _wrong(config, field, "true or false", value)
+    return value
+
+
+def integers(config: Config, field: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Returns a field that must be a list of integers, at least 0 each.
+
+    Raises:
+        ConfigError: naming the field, if it is something else.
+    """
+    values = setting(config, field, default)
+    good = isinstance(values, list | tuple) and all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        for value in values
+    )
+    if not good:
+        raise _wrong(config, field, "a list of integers >= 0", values)
+    return tuple(values)
+
+
+def texts(
+    config: Config, field: str, default: Sequence[str] | None = _REQUIRED
+) -> list[str] | None:
+    """Returns a field that must be a list of texts, or its default.
+
+    Raises:
+        ConfigError: naming the field, if it is something else.
+    """
+    values = setting(config, field, default)
+    if values is None:
+        return None
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(value, str) for value in values
+    ):
+        raise _wrong(config, field, "a list of texts", values)
+    return list(values)
+
+
+def limits(config: Config, field: str) -> tuple[float, float]:
+    """Returns a field that must be two numbers, the smaller first; absent: no limits.
+
+    Raises:
+        ConfigError: naming the field, if it is something else.
+    """
+    values = setting(config, field, (0.0, math.inf))
+    if not isinstance(values, list | tuple) or len(values) != 2:
+        raise _wrong(config, field, "a list of two numbers", values)
+    least, most = (_number(config, field, value, 0.0, math.inf) for value in values)
+    if least > most:
+        raise _wrong(config, field, "two numbers, the smaller first", values)
+    return least, most
 
 
 def require(config: Config, field: str, *allowed: Any, default: Any) -> None:
@@ -34,14 +153,12 @@ def require(config: Config, field: str, *allowed: Any, default: Any) -> None:
         default: What an absent field means.
 
     Raises:
-        ValueError: naming the field, what works and what came.
+        ConfigError: naming the field, what works and what came.
     """
     value = setting(config, field, default)
     if value not in allowed:
         works = " or ".join(repr(value) for value in allowed)
-        raise ValueError(
-            f"{field} of a {config.get('model_type')} must be {works}, got {value!r}"
-        )
+        raise _wrong(config, field, works, value)
 
 
 def rotary_setting(config: Config, head_dim: int, default_fraction: float) -> Rotary:
@@ -54,28 +171,69 @@ def rotary_setting(config: Config, head_dim: int, default_fraction: float) -> Ro
         default_fraction: Rotated part of a head where the config does not say.
 
     Raises:
-        ValueError: if it asks for scaled positions.
+        ConfigError: if it asks for scaled positions, or a value makes no sense.
     """
-    rope = setting(config, "rope_parameters", None) or {
-        **(setting(config, "rope_scaling", None) or {}),
+    rope = _mapping(config, "rope_parameters") or {
+        **_mapping(config, "rope_scaling"),
         "rope_theta": setting(config, "rope_theta", 10000.0),
     }
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise ValueError(
-            f"rope_type of a {config.get('model_type')} must be 'default', got {kind!r}"
-        )
-    fraction = rope.get(
-        "partial_rotary_factor",
-        setting(config, "partial_rotary_factor", default_fraction),
-    )
-    return Rotary(theta=float(rope["rope_theta"]), dim=int(head_dim * fraction))
+        raise _wrong(config, "rope_type", "'default'", kind)
+    # What the mapping says goes before what the config says.
+    fields = {"model_type": config.get("model_type"), **rope}
+    name = "partial_rotary_factor"
+    if fields.get(name) is None:
+        fields[name] = setting(config, name, default_fraction)
+    fraction = number(fields, name, maximum=1.0)
+    theta = number(fields, "rope_theta", minimum=1.0, maximum=1e30)
+    return Rotary(theta=theta, dim=int(head_dim * fraction))
+
+
+def read_layout(config: Config) -> ModelLayout:
+    """Returns what the model keeps of a sequence.
+
+    Raises:
+        ConfigError: naming the field that does not fit.
+    """
+    try:
+        return ModelLayout.from_hf_config(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def read_head(
     config: Config, weights: Weights, vocab: int, dim: int
 ) -> np.ndarray[Any, Any] | None:
     """Returns the output head, or None where it is the embedding."""
-    if setting(config, "tie_word_embeddings", False):
+    if flag(config, "tie_word_embeddings", False):
         return None
     return weights.read("lm_head.weight", vocab, dim)
+
+
+def _number(
+    config: Config, field: str, value: object, minimum: float, maximum: float
+) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(config, field, "a number", value)
+    # Not a number is in no range, and an integer may be larger than any float.
+    if not minimum <= value <= maximum or _is_beyond_floats(value):
+        raise _wrong(config, field, f"from {minimum:g} to {maximum:g}", value)
+    return float(value)
+
+
+def _is_beyond_floats(value: float) -> bool:
+    return isinstance(value, int) and value > sys.float_info.max
+
+
+def _mapping(config: Config, field: str) -> dict[str, Any]:
+    value = setting(config, field, {})
+    if not isinstance(value, dict):
+        raise _wrong(config, field, "an object", value)
+    return cast(dict[str, Any], value)
+
+
+def _wrong(config: Config, field: str, need: str, value: object) -> ConfigError:
+    return ConfigError(
+        f"{field} of a {config.get('model_type')} must be {need}, got {value!r}"
+    )

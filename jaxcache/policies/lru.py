@@ -16,24 +16,29 @@ class Lru:
     """Takes every snapshot, and evicts the one that was not used for longest.
 
     Args:
+        row_bytes: Does not matter here.
+        page_bytes: Does not matter here.
+        tokens_per_page: Tokens of one page.
         ghosts: How many evicted snapshots are remembered, so that the tree knows where
             prompts parted after it has lost their pages.
     """
 
-    def __init__(self, ghosts: int = 4096) -> None:
-        if not isinstance(ghosts, int) or ghosts < 0:
-            raise ValueError(f"ghosts must be an integer >= 0, got {ghosts!r}")
-        self._page = 1
+    def __init__(
+        self,
+        *,
+        row_bytes: int,
+        page_bytes: int,
+        tokens_per_page: int,
+        ghosts: int = 4096,
+    ) -> None:
+        del row_bytes, page_bytes
+        self._page = tokens_per_page
         self._max_ghosts = ghosts
         # Not plain dicts: finding the first item walks over all deleted ones.
         self._residents: collections.OrderedDict[Snapshot, None]
         self._residents = collections.OrderedDict()
         self._ghosts: collections.OrderedDict[Snapshot, None]
         self._ghosts = collections.OrderedDict()
-
-    def attach(self, tokens_per_page: int, row_bytes: int, page_bytes: int) -> None:
-        """Is told the cache that it decides for."""
-        self._page = tokens_per_page
 
     def arrive(self, arrival: Arrival) -> Arrival:
         """Notes a new request."""
@@ -71,8 +76,9 @@ class Lru:
         del self._residents[snapshot]
         self._ghosts[snapshot] = None
 
-    def used(self, snapshot: Snapshot) -> None:
+    def used(self, bundle: Arrival, snapshot: Snapshot) -> None:
         """Makes a snapshot the most recently used one."""
+        del bundle
         self._residents.move_to_end(snapshot)
 
     def expired(self) -> Iterable[Snapshot]:

@@ -3,7 +3,7 @@
 A policy decides for models with recurrent layers only, where a prefix can be reused at
 a position if a snapshot was kept there. It is asked along the life of a request:
 
-    arrive      what the tree knew of the prompt      -> its own notes, a bundle
+    arrive      what the tree knew of the prompt; gives the policy's notes, a bundle
     wishes      where in the prompt to take snapshots
     added       each of them is in the tree, with a row or as a ghost
     response    whether to keep the state at the end of the request
@@ -14,10 +14,10 @@ ghosts too, so that a policy can learn what it would have been worth to keep the
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from jaxcache.prefixes.nodes import Snapshot
-from jaxcache.prefixes.order import EvictionOrder
+from jaxcache.prefixes.nodes import NO_ROW as NO_ROW, Snapshot as Snapshot
+from jaxcache.prefixes.order import EvictionOrder, Geometry as Geometry
 
 # Why a snapshot is taken; of two on one position the earlier kind is the more telling.
 MARKED = "marked"
@@ -64,16 +64,6 @@ class Wish(NamedTuple):
 class Policy[Bundle](EvictionOrder, Protocol):
     """Where snapshots are taken, and what goes first."""
 
-    def attach(self, tokens_per_page: int, row_bytes: int, page_bytes: int) -> None:
-        """Is told the cache that it decides for, once.
-
-        Args:
-            tokens_per_page: Tokens of one page.
-            row_bytes: Bytes of one row.
-            page_bytes: Bytes of one column of pages, one of each attention group.
-        """
-        ...
-
     def arrive(self, arrival: Arrival) -> Bundle:
         """Notes a new request and credits what it found; called once a request."""
         ...
@@ -106,10 +96,26 @@ class Policy[Bundle](EvictionOrder, Protocol):
         """Notes that a ghost got a row from another request that passed by it."""
         ...
 
-    def used(self, snapshot: Snapshot) -> None:
+    def used(self, bundle: Bundle, snapshot: Snapshot) -> None:
         """Notes that a request begins from a snapshot."""
         ...
 
     def expired(self) -> Iterable[Snapshot]:
         """Returns the ghosts to be forgotten now; asked once a request."""
+        ...
+
+
+class PolicyMaker(Protocol):
+    """Makes the policy of one cache: `Learned`, `Lru`, or any other callable."""
+
+    def __call__(
+        self, *, row_bytes: int, page_bytes: int, tokens_per_page: int
+    ) -> Policy[Any]:
+        """Returns a policy.
+
+        Args:
+            row_bytes: Bytes of one row.
+            page_bytes: Bytes of one column of pages, one of each attention group.
+            tokens_per_page: Tokens of one page.
+        """
         ...

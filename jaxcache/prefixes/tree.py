@@ -250,7 +250,7 @@ class PrefixTree:
             node.pages = np.concatenate((node.pages, missing), axis=1)
             self.residency.account(node)
             self.residency.version += 1
-        return min(have, mine.shape[1])
+        return min(have, int(mine.shape[1]))
 
     def _adopt(self, node: Node, index: int, mine: Int32s) -> None:
         """Gives pages back that the tree has from `index` of `node` on; fills holes."""

@@ -28,6 +28,7 @@ def run(*tokens: tuple[int, ...], reused: int = 0, ttft_s: float = 0.5) -> Run:
         snapshots={"boundary": 2, "response": 3} if reused else {},
         snapshots_skipped={"no row": 1} if reused else {},
         bytes_copied_for_snapshots=0,
+        bytes_copied_for_pages=512 if reused else 0,
     )
 
 
@@ -75,5 +76,6 @@ def test_the_summary_adds_up() -> None:
         "snapshots": 5,
         "snapshots_skipped": 1,
         "bytes_copied_for_snapshots": 0,
+        "bytes_copied_for_pages": 512,
         "compilations": 5,
     }

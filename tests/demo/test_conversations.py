@@ -55,6 +55,13 @@ def test_a_json_lines_file_is_read_line_by_line(tmp_path: pathlib.Path) -> None:
     ]
 
 
+def test_only_newlines_end_a_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    line = json.dumps({"turns": ["one\u2028more"]}, ensure_ascii=False)
+    path.write_text(line + "\r\n" + line, newline="", encoding="utf-8")
+    assert [talk.turns for talk in from_jsonl(path)] == [("one\u2028more",)] * 2
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -65,6 +72,9 @@ def test_a_json_lines_file_is_read_line_by_line(tmp_path: pathlib.Path) -> None:
         ('{"turns": "a"}', "line 2: `turns` must be a list with at least one text"),
         ('{"turns": ["a", 3]}', "line 2: turn 2 must be a non-empty text, got 3"),
         ('{"turns": [""]}', "line 2: turn 1 must be a non-empty text, got ''"),
+        (r'{"turns": ["a", "b\ud800"]}', "turn 2 must be Unicode text, got the lone"),
+        (r'{"turns": ["a"], "system": "\udc00"}', "`system` must be Unicode text"),
+        (r'{"turns": ["a"], "n": ' + "1" * 5000 + "}", "line 2: not JSON"),
         ('{"turns": ["a"], "system": 1}', "line 2: `system` must be a text, got 1"),
     ],
 )

@@ -1,21 +1,26 @@
 """`jaxcache demo` proves that reuse changes no token, and says so when one changes."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
+from typing import Any
 
-import jax.numpy as jnp
+import jax
+import numpy as np
 import pytest
-from flax import nnx
 from typer.testing import CliRunner
 
 from jaxcache.cli import app
 from jaxcache.demo.prepare import Speaker, random_speaker
-from jaxcache.device.state import CacheState
-from jaxcache.device.step_inputs import StepInputs
-from jaxcache.layouts import NULL_SLOT, ModelLayout
-from jaxcache.models import TINY_CONFIG, HybridModel, random_model
+from jaxcache.device.state import READ, WRITE, CacheState
+from jaxcache.engine import ModelStep
+from jaxcache.inputs.packing import PackedInputs
+from jaxcache.layouts import NULL_SLOT
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "hf_golden"
 KEYS = [
@@ -30,6 +35,7 @@ KEYS = [
     "snapshots",
     "snapshots_skipped",
     "bytes_copied_for_snapshots",
+    "bytes_copied_for_pages",
     "compilations",
 ]
 # One prefill shape: three compilations.
@@ -55,8 +61,19 @@ def talks(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_json_is_one_object_with_identical_tokens() -> None:
-    status, out, err = invoke("--json", *SMALL)
+@functools.cache
+def speaker() -> Speaker:
+    """The model of the demo's default, whose compiled steps the tests share."""
+    return random_speaker(0, None)
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[int, str, str]:
+    return invoke("--json", *SMALL, speaker=speaker())
+
+
+def test_json_is_one_object_with_identical_tokens(served: tuple[int, str, str]) -> None:
+    status, out, err = served
     report = json.loads(out)
     assert status == 0
     assert list(report) == KEYS
@@ -72,79 +89,93 @@ def test_json_is_one_object_with_identical_tokens() -> None:
     assert report["computed_tokens_cached"] < report["computed_tokens_cold"]
     assert report["snapshots"] >= 6
     assert report["bytes_copied_for_snapshots"] == 0
+    assert report["bytes_copied_for_pages"] > 0
     assert report["compilations"] == 3
     assert "a tiny random model (seed 0), bytes as tokens" in err
 
 
-class Forgetful(nnx.Module):
-    """A model with the bug of the hour: what another row holds is read as nothing."""
+class Forgetful(ModelStep):
+    """A step with the bug of the hour: what another row holds is read as nothing.
 
-    def __init__(self, model: HybridModel) -> None:
-        self.model = model
+    The program is the one that is right; its inputs are changed on the way.
+    """
 
-    @property
-    def layout(self) -> ModelLayout:
-        return self.model.layout
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
+    def __init__(self, right: ModelStep) -> None:
+        self.__dict__.update(vars(right))
+        self.own: dict[int, int] = {}
 
     def __call__(
-        self, state: CacheState, inputs: StepInputs
-    ) -> tuple[CacheState, jnp.ndarray]:
-        own = inputs.state_read == inputs.state_write
-        read = jnp.where(own, inputs.state_read, NULL_SLOT)
-        return self.model(state, dataclasses.replace(inputs, state_read=read))
+        self, state: CacheState, packed: PackedInputs, last_tokens: jax.Array
+    ) -> Any:
+        inputs = np.array(packed.packed)
+        extra = packed.extra_updates
+        tables = [inputs[packed.bucket.sections["updates"]].reshape(4, -1)]
+        if extra is not None:
+            tables.append(extra := np.array(extra))
+        row_index = len(packed.size.num_pages)
+        for updates in tables:
+            written = (updates[0] == row_index) & (updates[2] == WRITE)
+            seats, rows = updates[1, written], updates[3, written]
+            self.own.update(zip(seats.tolist(), rows.tolist(), strict=True))
+        for updates in tables:
+            for at in np.flatnonzero((updates[0] == row_index) & (updates[2] == READ)):
+                if updates[3, at] != self.own[int(updates[1, at])]:
+                    updates[3, at] = NULL_SLOT
+        packed = dataclasses.replace(packed, packed=inputs, extra_updates=extra)
+        return super().__call__(state, packed, last_tokens)
 
-    def logits(self, hidden: jnp.ndarray) -> jnp.ndarray:
-        return self.model.logits(hidden)
 
-
-def test_a_changed_token_is_named_and_fails(talks: pathlib.Path) -> None:
-    speaker = dataclasses.replace(
-        random_speaker(0, None),
-        model=Forgetful(random_model(TINY_CONFIG, 0)),
-        description="a model that forgets",
+def test_a_changed_token_is_named_and_fails(served: tuple[int, str, str]) -> None:
+    forgetful = dataclasses.replace(
+        speaker(), step=Forgetful(speaker().step), description="a model that forgets"
     )
-    status, out, err = invoke(
-        "--json", "--conversations", str(talks), *SMALL, speaker=speaker
-    )
+    status, out, err = invoke("--json", *SMALL, speaker=forgetful)
+    report = json.loads(out)
     assert status == 1
-    assert json.loads(out)["tokens_identical"] is False
+    assert report["tokens_identical"] is False
+    # Nothing else is different: the program is that of the run without a difference.
+    assert report["compilations"] == 0
+    assert report["prompt_tokens"] > 5000
     assert "Model: a model that forgets" in err
-    named = r"request 'line \d, turn \d' differs at position \d of its answer: "
+    named = r"request '.*, turn \d' differs at position \d of its answer: "
     assert re.search(named + r"token \d+ without reuse, token \d+ with it", err)
 
 
-def test_a_checkpoint_on_two_devices_fills_the_table(talks: pathlib.Path) -> None:
-    status, out, err = invoke(
-        "--checkpoint",
-        str(GOLDEN / "bamba"),
-        "--conversations",
-        str(talks),
-        "--rows",
-        "8",
-        "--tensor-parallel",
-        "2",
-        *SMALL,
+def test_the_command_serves_a_checkpoint_on_two_devices(talks: pathlib.Path) -> None:
+    """The real command line, from the arguments to the exit status."""
+    arguments = f"--conversations {talks} --rows 8 --tensor-parallel 2"
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "jaxcache.cli", "demo"),
+            *("--checkpoint", str(GOLDEN / "bamba"), *arguments.split(), *SMALL),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=talks.parent,
     )
-    assert status == 0
-    assert "bytes as tokens, since it has no tokenizer.json" in err
+    assert run.returncode == 0, run.stderr
+    assert "bytes as tokens, since it has no tokenizer.json" in " ".join(
+        run.stderr.split()
+    )
+    table = " ".join(run.stdout.replace("│", " ").split())
     for line in (
         "5 requests, served twice",
         "prompt tokens",
         "prompt tokens computed",
         "reuse ratio",
-        "time to first token, median",
+        "time to first token, median,",
+        "waiting in line included",
         "snapshots taken",
         "snapshots skipped",
-        "bytes copied for snapshots",
+        "bytes of rows copied",
+        "bytes of pages copied",
         "step shapes compiled",
         "identical",
     ):
-        assert line in out
-    assert "with reuse" in err
+        assert line in table
+    # Where nobody looks, a phase has a line or two, and a short one none.
+    assert len(run.stderr.splitlines()) <= 8
 
 
 @pytest.mark.parametrize(
@@ -153,10 +184,13 @@ def test_a_checkpoint_on_two_devices_fills_the_table(talks: pathlib.Path) -> Non
         (["--checkpoint", "nowhere"], "Error: nowhere is not a folder"),
         (["--checkpoint", "."], "Error: cannot load .: there is no file config.json"),
         (["--text", "nowhere.txt"], "Error: cannot read nowhere.txt: No such file"),
-        (["--rows", "3"], "Error: num_rows must be at least max_seqs = 8"),
-        (["--pages", "3"], "Error: num_pages of group 0 must be at least"),
+        (["--rows", "3"], "Error: --rows must be at least --max-seqs = 8"),
+        (["--pages", "3"], "Error: --pages of group 0 must be at least"),
         (["--tensor-parallel", "5"], "needs as many devices, JAX has 4 (cpu)"),
-        (["--tensor-parallel", "3"], "Error: num_shards must divide"),
+        (["--tensor-parallel", "3"], "Error: --tensor-parallel must divide"),
+        (["--rows", "1000000000000"], "1000000000000 rows, and"),
+        (["--pages", "1000000000"], "bytes for 1000000000 pages and"),
+        (["--max-seqs", "10000000000"], "give smaller --pages, --rows or --max-seqs"),
         (["--limit", "0"], "Invalid value for '--limit'"),
         (["--conversations", "a", "--text", "b"], "Error: give either --conversations"),
     ],
@@ -171,6 +205,32 @@ def test_bad_input_says_what_to_do_and_exits_2(
     status, out, err = invoke(*arguments)
     assert complaint in err
     assert (status, out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rope_parameters", 5), ("num_hidden_layers", "x"), ("hidden_size", -1)],
+)
+def test_a_senseless_config_is_named_with_its_file(
+    tmp_path: pathlib.Path, field: str, value: object
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(GOLDEN / "bamba", folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    status, out, err = invoke("--checkpoint", str(folder))
+    assert (status, out) == (2, "")
+    assert f"{path}: {field} of a bamba must be" in err
+
+
+def test_half_a_character_in_a_conversation_is_bad_input(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps({"turns": ["fine", "a\ud800"]}))
+    status, out, err = invoke("--conversations", str(path))
+    assert (status, out) == (2, "")
+    assert "line 1: turn 2 must be Unicode text, got the lone surrogate" in err
 
 
 def test_help_lists_the_options() -> None:

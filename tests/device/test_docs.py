@@ -1,12 +1,14 @@
 """The tables of docs/in_place.md are what the code on that page prints."""
 
+import dataclasses
 import pathlib
 import re
 from typing import Any
 
 import pytest
 
-from jaxcache.device.proof import StepReport
+from jaxcache.device.proof import PoolCopied, StepReport
+from jaxcache.device.step import jit_step
 from tests.device.proofs import TARGETS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -41,3 +43,16 @@ def test_page_shows_what_its_code_prints(
     assert isinstance(report, StepReport)
     assert report.temp_share < 0.05
     assert rows(blocks("text")[count - 1]) == rows(str(report))
+
+
+def test_page_shows_what_a_refusal_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {"print": lambda _: None, "dataclasses": dataclasses}
+    setup, _, refused = blocks("python")
+    # The table is the other test's.
+    exec(setup.replace("print(explain_step(", "(lambda *_: None)(("), names)
+    exec(refused, names)
+    step = jit_step(names["reads_out"], state_argnum=0)
+    with pytest.raises(PoolCopied) as error:
+        step.compile(names["state"], names["bucket"])
+    assert rows(blocks("text")[2]) == rows(str(error.value))

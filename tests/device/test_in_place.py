@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxcache.device.movers import move
 from jaxcache.device.pools import (
     after_read,
     clear_pages,
@@ -160,6 +161,23 @@ def test_pure_function_works_in_place(name: str, order: Order, target: str) -> N
     state = state_of(hybrid, order)
     fn, args = pure_functions(state)[name]
     prove(fn, state, *args, target=target, state_argnum=0, name=name)
+
+
+MOVES = {
+    "copy_pages": (move("copy_pages", 1), i32(2, 64)),
+    "copy_rows": (move("copy_rows"), i32(2, 16)),
+    "clear_pages": (move("clear_pages", 0), i32(1, 64)),
+    "clear_rows": (move("clear_rows"), i32(1, 64)),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", MOVES)
+def test_mover_works_in_place(name: str, order: Order, target: str) -> None:
+    fn, ids = MOVES[name]
+    state = state_of(hybrid, order)
+    prove(fn, state, ids, target=target, state_argnum=0, name=name)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -286,11 +286,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decode_positions": []}, "decode_positions must have shape (1, as decode_seats"),
     ({"decode_tokens": [-2]}, "decode_tokens must be token ids >= 0, or -1 for"),
     ({"prefill_tokens": [1, -2, 3]}, "prefill_tokens must be token ids >= 0, or -1"),
+    ({"decode_tokens": [-(2**31)]}, "decode_tokens must be token ids >= 0, or -1 for"),
     ({"prefill_seats": [0]}, "must not name a seat twice, got seats [0] more than"),
     ({"prefill_starts": [-1]}, "prefill_starts must be from 0 to below 16, got [-1]"),
     ({"prefill_starts": [14]}, "must be at most max_tokens = 16, got [17]"),
     ({"prefill_lens": [2]}, "prefill_tokens must have sum(prefill_lens) = 2 tokens"),
     ({"prefill_lens": [0]}, "prefill_lens must be at least 1, got [0]"),
+    ({"prefill_lens": [2**31 - 1]}, "sum(prefill_lens) = 2147483647 tokens, got 3"),
+    (
+        {"prefill_seats": [], "prefill_starts": [], "prefill_lens": []},
+        "prefill_tokens must have sum(prefill_lens) = 0 tokens, got 3",
+    ),
     (snapshot(entry=1), "snapshot_entries must be indices of the 1 prefill entries"),
     (snapshot(position=2), "snapshot_positions must lie after the start"),
     (snapshot(position=6), "at most at the end of their chunks, [(2, 5)], got [6]"),
@@ -332,6 +338,39 @@ def test_bad_step_is_refused_by_name(
         packer.pack(work(**(DECODE | PREFILL | fields)))
 
 
+def test_the_largest_values_of_each_field_are_packed(packer: Packer) -> None:
+    """The bounds are where they say, not one short of it."""
+    largest = 2**31 - 1
+    packed = packer.pack(
+        work(
+            decode_seats=[SIZE.num_seats - 1, SIZE.max_seqs - 1],
+            decode_positions=[SIZE.max_tokens - 1, 0],
+            decode_tokens=[largest, NEXT_TOKEN],
+            prefill_seats=[0],
+            prefill_starts=[SIZE.max_tokens - 2],
+            prefill_lens=[2],
+            prefill_tokens=[largest, NEXT_TOKEN],
+            **snapshot(position=SIZE.max_tokens, slot=SIZE.row_slots - 1),
+        )
+    )
+    sections = packed.bucket.sections
+    assert packed.packed[sections["token_ids"]][:2].tolist() == [largest, NEXT_TOKEN]
+    assert packed.packed[sections["snapshot_slot"]][0] == SIZE.row_slots - 1
+
+
+def test_changes_of_one_element_are_found_in_tables_of_any_size() -> None:
+    """Elements are numbered in 32 bits where those are enough, and in 64 else."""
+    size = CacheSize.create(LAYOUT, 2**14, 2**20, max_seqs=2**20, max_tokens=2**16)
+    packer = Packer(LAYOUT, size, BUCKETS)
+    assert size.max_seqs * size.max_pages > 2**31
+    # In 32 bits the second of these would have the number of the first.
+    far = (0, 2**18, 0, 3)
+    assert 2**18 * size.max_pages == 2**32
+    packer.pack(work(**DECODE, updates=[(0, 0, 0, 3), far]))
+    with pytest.raises(ValueError, match="must not change an element twice"):
+        packer.pack(work(**DECODE, updates=[far, (0, 0, 0, 3), far]))
+
+
 def test_null_page_and_sinks_may_stand_in_a_page_table(packer: Packer) -> None:
     """A page that went stale is the null page; a fresh request reads the null row."""
     packer.pack(work(**DECODE, updates=[(0, 0, 0, 0), (1, 0, 0, 1), (2, 0, 0, 0)]))
@@ -352,6 +391,16 @@ def test_arrays_of_another_type_are_refused(
     todo = dataclasses.replace(work(**DECODE), decode_seats=array)
     with pytest.raises(ValueError, match=re.escape(message)):
         packer.pack(todo)
+
+
+def test_one_wrong_array_among_right_ones_is_named(packer: Packer) -> None:
+    wrong: Any = np.zeros(1, np.int16)
+    for part in (DECODE, PREFILL, DECODE | PREFILL | snapshot()):
+        for name in part:
+            todo = work(**(DECODE | part))
+            setattr(todo, name, wrong)
+            with pytest.raises(ValueError, match=f"{name} must be an int32 NumPy"):
+                packer.pack(todo)
 
 
 def test_updates_of_another_shape_are_refused(packer: Packer) -> None:

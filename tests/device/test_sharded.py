@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxcache.device.donation import Donating
-from jaxcache.device.pools import clear_rows, copy_pages, copy_rows, update_tables
+from jaxcache.device.movers import move
+from jaxcache.device.pools import update_tables
 from jaxcache.device.state import CacheState, init_cache
 from jaxcache.device.step import explain_step, jit_step
 from jaxcache.device.step_inputs import begin_step
@@ -54,21 +55,23 @@ def test_sharded_step_works_in_place(order: Order, count: int, target: str) -> N
     assert sum(leaf.num_bytes for leaf in pools) * count == whole
 
 
-MOVERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "copy_pages": (lambda state, a, b: copy_pages(state, 0, a, b), (i32(8), i32(8))),
-    "copy_rows": (copy_rows, (i32(8), i32(8))),
-    "clear_rows": (clear_rows, (i32(8),)),
-    "update_tables": (update_tables, (i32(4, 64),)),
+# What `Movers` runs, and the mover of a step with many updates.
+MOVERS: dict[str, tuple[Any, jax.ShapeDtypeStruct]] = {
+    "copy_pages": (move("copy_pages", 0), i32(2, 8)),
+    "copy_rows": (move("copy_rows"), i32(2, 8)),
+    "clear_pages": (move("clear_pages", 1), i32(1, 8)),
+    "clear_rows": (move("clear_rows"), i32(1, 8)),
+    "update_tables": (update_tables, i32(4, 64)),
 }
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MOVERS)
 def test_sharded_mover_works_in_place(name: str, target: str) -> None:
-    fn, args = MOVERS[name]
+    fn, ids = MOVERS[name]
     state = large_cache(hybrid("units", 4), mesh(target, 4))
-    prove(fn, state, *args, target=target, state_argnum=0)
-    text = Donating(fn, name).build(state, *args)[0].as_text()
+    prove(fn, state, ids, target=target, state_argnum=0, name=name)
+    text = Donating(fn, name).build(state, ids)[0].as_text()
     assert collective_elements(text or "") == []
 
 

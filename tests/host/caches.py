@@ -14,6 +14,7 @@ from jaxcache.layouts import (
     ModelLayout,
     SlidingWindowAttention,
 )
+from jaxcache.policies.lru import Lru
 
 _FULL = FullAttention(kv_heads=1, head_dim=2)
 _WINDOW = SlidingWindowAttention(kv_heads=1, head_dim=2, window=24)
@@ -62,4 +63,5 @@ def make_manager(
         max_seqs=max_seqs,
         max_tokens=max_tokens,
     )
+    options.setdefault("eviction", Lru)
     return CacheManager(layout, size, buckets or make_buckets(), **options)

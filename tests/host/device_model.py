@@ -155,6 +155,11 @@ class Device:
                 at += length
         return entries
 
+    def emissions(self, inputs: PackedInputs) -> dict[tuple[int, int], int]:
+        """Returns the rows that a step writes inside its chunks, by seat, position."""
+        sections = inputs.bucket.sections.items()
+        return self._emissions({name: inputs.packed[place] for name, place in sections})
+
     def _emissions(
         self, part: dict[str, npt.NDArray[np.int32]]
     ) -> dict[tuple[int, int], int]:

@@ -20,12 +20,14 @@ class Driver:
         manager: The manager.
         device: The device.
         truths: What each request under way should have, by id.
+        in_place: For each step that ran, the seats whose row it read and wrote.
     """
 
     def __init__(self, manager: CacheManager, vocab: int = 50) -> None:
         self.manager = manager
         self.device = Device(manager.layout, manager.size, vocab)
         self.truths: dict[Hashable, Truth] = {}
+        self.in_place: dict[StepPlan, set[int]] = {}
         self.outcomes: dict[StepPlan, list[int]] = {}
         self._free: dict[StepPlan, tuple[list[Int32s], list[int]]] = {}
         self._truths: dict[StepPlan, dict[int, Truth]] = {}
@@ -64,6 +66,8 @@ class Driver:
         samples = [entry.samples for entry in plan.entries]
         truths = self._truths.pop(plan)
         self.outcomes[plan] = self.device.run(plan.inputs, truths, samples)
+        reads, writes = self.device.row_index[:, plan.seats]
+        self.in_place[plan] = set(plan.seats[reads == writes].tolist())
 
     def complete(self, plan: StepPlan) -> None:
         self.manager.complete(plan, np.array(self.outcomes.pop(plan), np.int32))

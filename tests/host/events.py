@@ -14,6 +14,7 @@ from tests.host.caches import make_buckets, make_manager
 from tests.host.device_model import EMPTY, absorb, sample
 from tests.host.driver import Driver
 from tests.host.oracle import longest_reusable
+from tests.host.record import Life, Record
 from tests.host.snapshot_of_core import describe
 
 PAGE = 4
@@ -33,26 +34,36 @@ class Events:
             one.
     """
 
-    def __init__(self, kind: str, rng: random.Random) -> None:
+    def __init__(
+        self, kind: str, rng: random.Random, *, is_roomy: bool = False
+    ) -> None:
         max_seqs = rng.randint(1, 5)
         pages = [rng.randint(8, 20), rng.randint(8, 20)]
+        num_rows = rng.choice([max_seqs, rng.randint(max_seqs, 3 * max_seqs)])
         emission = rng.choice(EMISSIONS)
+        policy = auto(response=rng.random() < 0.8)
+        max_snapshots, max_copies = rng.choice([2, 8]), rng.choice([0, 2, 8, 8])
+        if is_roomy:
+            pages, num_rows, max_snapshots = [2000, 2000], 1000, 64
         self.manager = make_manager(
             kind,
             tokens_per_page=PAGE,
             num_pages=pages if kind == "two groups" else pages[0],
-            num_rows=rng.randint(max_seqs, 3 * max_seqs),
+            num_rows=num_rows,
             max_seqs=max_seqs,
             max_tokens=MAX_TOKENS,
             emission=emission,
-            policy=auto(response=rng.random() < 0.8),
+            policy=policy,
             buckets=make_buckets(
-                max_snapshots=rng.choice([2, 8]) if emission.grid else 0,
-                max_copies=rng.choice([0, 2, 8, 8]),
+                max_snapshots=max_snapshots if emission.grid else 0,
+                max_copies=max_copies,
             ),
         )
         self.core = self.manager._core
         self.driver = Driver(self.manager, vocab=VOCAB)
+        self.record = Record(
+            self.manager.layout, policy, emission, copies=self.core.copies
+        )
         self.number = 0
         self.seen: list[list[int]] = [[]]
         self.to_run: StepPlan | None = None
@@ -77,6 +88,20 @@ class Events:
         points: list[int] = []
         if reuse and rng.random() < 0.3:
             points = sorted({rng.randint(1, len(prompt)) for _ in range(2)})
+        self._add(prompt, scope, points, reuse)
+
+    def add_twins(self, rng: random.Random) -> None:
+        """Two or three of one prompt, most often a new one."""
+        if len(self.manager) > 2 * self.core.size.max_seqs:
+            return
+        like = rng.choice([[], self.seen[-1]])
+        tail = [rng.randrange(VOCAB) for _ in range(rng.randint(5, 12))]
+        for _ in range(rng.randint(2, 3)):
+            self._add((like + tail)[:MAX_TOKENS], None, [], True)
+
+    def _add(
+        self, prompt: list[int], scope: Hashable, points: list[int], reuse: bool
+    ) -> None:
         wanted = longest_reusable(
             self.core.tree, scope, prompt, self.core.layout, self.core.copies
         )
@@ -86,6 +111,10 @@ class Events:
         )
         found = (lookup.reused_tokens, lookup.matched_tokens)
         assert found == (wanted if reuse else (0, 0))
+        if reuse:
+            self.record.check(scope, prompt, lookup)
+        tokens = self.driver.truths[self.number].tokens
+        self.record.lives[self.number] = Life(scope, points, reuse, tokens)
         assert lookup.why
         self.seen.append(prompt)
 
@@ -102,6 +131,7 @@ class Events:
         self._check_tokens(request_id)
         self.seen.append(self.manager.tokens(request_id).tolist()[: MAX_TOKENS - 1])
         end(request_id)
+        self.record.ended(request_id, is_finished=end == self.manager.finish)
         assert request_id not in self.manager
         with pytest.raises(ValueError, match="maps to nothing: it was"):
             self.manager.history(request_id)
@@ -142,8 +172,28 @@ class Events:
             assert describe(self.core) == before
             return
         was_alone = self._is_alone(work)
+        known = {i: self.manager.tokens(i).tolist() for i, _ in work}
+        skipped = self.manager.stats.snapshots_skipped
         self.to_run = self.driver.plan(work, run=False)
+        self._write_down(self.to_run, known, sum(skipped.values()))
         self._check_entries(self.to_run, dict(work), was_alone)
+
+    def _write_down(
+        self, plan: StepPlan, known: dict[Hashable, list[int]], skipped: int
+    ) -> None:
+        stats = self.manager.stats
+        if stats.snapshots_evicted or stats.columns_evicted:
+            self.record.is_exact = False
+        lookups = {
+            request_id: (known[request_id], self.manager.explain(request_id))
+            for request_id in plan.request_ids
+        }
+        self.record.planned(
+            plan,
+            lookups,
+            self.driver.device.emissions(plan.inputs).keys(),
+            sum(stats.snapshots_skipped.values()) - skipped,
+        )
 
     def _work(self, rng: random.Random) -> list[tuple[Hashable, int]]:
         ids = self.ids
@@ -216,6 +266,7 @@ class Events:
             with pytest.raises(StalePlan, match="must wait for plan"):
                 self.manager.complete(plans[1], zeros)
         self.driver.complete(plans[0])
+        self.record.completed()
         with pytest.raises(StalePlan, match="was completed already"):
             self.manager.complete(plans[0], zeros)
 
@@ -227,7 +278,9 @@ class Events:
         if len(plans) == 2:
             with pytest.raises(StalePlan, match="must not be abandoned before plan"):
                 self.manager.abandon(plans[0])
-        self.manager.abandon(plans[-1], ran=self.to_run is None)
+        ran = self.to_run is None
+        self.manager.abandon(plans[-1], ran=ran)
+        self.record.abandoned(self.driver.in_place[plans[-1]] if ran else None)
         self.to_run = None
         with pytest.raises(StalePlan, match="was abandoned already"):
             self.manager.abandon(plans[-1])

@@ -48,6 +48,43 @@ def test_a_hit_inside_a_page_copies_it_and_is_counted_apart() -> None:
     assert stats.bytes_copied_for_pages == sum(bytes_per_page)
 
 
+def test_a_request_that_starts_again_is_counted_once() -> None:
+    driver = Driver(make_manager())
+    manager = driver.manager
+    driver.add("a", PROMPT)
+    driver.prefill("a")
+    before = manager.stats
+    for times in (1, 2):
+        manager.abandon(driver.plan([("a", 1)]), ran=True)
+        assert manager.stats.restarted == times
+        driver.prefill("a")
+    after = manager.stats
+    for name in ("requests", "lookups", "hits", "prompt_tokens", "reused_tokens"):
+        assert getattr(after, name) == getattr(before, name)
+    assert (after.requests, after.prompt_tokens) == (1, 100)
+    assert after.repeats_missed == 0
+    driver.serve("b", PROMPT)
+    assert manager.stats.requests == 2
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_request_cancelled_as_it_starts_again_is_counted_once(
+    *, in_flight: bool
+) -> None:
+    driver = Driver(make_manager())
+    manager = driver.manager
+    driver.add("a", PROMPT)
+    driver.prefill("a")
+    manager.abandon(driver.plan([("a", 1)]), ran=True)
+    plan = driver.plan([("a", 100)]) if in_flight else None
+    driver.cancel("a")
+    if plan is not None:
+        driver.complete(plan)
+    assert manager.stats.requests == 1
+    driver.serve("a", PROMPT)
+    assert (manager.stats.requests, manager.stats.restarted) == (2, 1)
+
+
 def test_gauges_say_how_things_stand() -> None:
     driver = Driver(
         make_manager(num_pages=300, num_rows=20, max_seqs=4, max_tokens=256)

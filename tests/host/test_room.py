@@ -315,14 +315,15 @@ class CountingLru(Lru):
 
 
 def test_evicting_asks_for_what_it_frees_whatever_the_size_of_the_tree() -> None:
-    eviction = CountingLru()
     driver = Driver(
-        make_manager(num_pages=300, num_rows=60, max_tokens=256, eviction=eviction)
+        make_manager(num_pages=300, num_rows=60, max_tokens=256, eviction=CountingLru)
     )
     for i in range(60):
         driver.serve(i, prompt(i, 64))
-    eviction.asked = 0
     core = driver.manager._core
+    eviction = core.eviction
+    assert isinstance(eviction, CountingLru)
+    eviction.asked = 0
     core.tree.evictor.make_room(core.pages.free_columns + 1, 0)
     assert eviction.asked == 1
     driver.manager.check()

@@ -30,8 +30,8 @@ def positions(
     emission: Emission | None = None,
     policy: Auto | None = None,
 ) -> list[int]:
-    lru, policy = Lru(), policy or auto()
-    lru.attach(16, 1, 1)
+    lru = Lru(row_bytes=1, page_bytes=1, tokens_per_page=16)
+    policy = policy or auto()
     wishes = lru.wishes(Arrival(prompt, reused, matched, None), reused, 1)
     wanted = wanted_points(
         [wish for wish in wishes if policy.allows(wish.kind)],

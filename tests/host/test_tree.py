@@ -105,7 +105,7 @@ class Tree:
             max_tokens=64,
         )
         self.pages, self.rows = PagePools(size), RowPool(size)
-        self.lru = Lru()
+        self.lru = Lru(row_bytes=1, page_bytes=1, tokens_per_page=PAGE)
         self.tree = PrefixTree(layout, size, self.pages, self.rows, self.lru)
         self.finder = Finder(layout, self.tree)
         self.model = Model(layout)
