@@ -30,14 +30,14 @@ from jaxcache.policies.policy import (
     Snapshot,
     Wish,
 )
-from jaxcache.policies.records import NOBODY, Ints, Records
+from jaxcache.policies.records import NOBODY, Records
 from jaxcache.policies.reuse import (
     HITS_STEP,
     KIND_STEP,
     MAX_HITS,
-    NUM_AGES,
     SUPERSEDED_STEP,
     UNKNOWN_RESPONSE,
+    Ints,
     ReuseTables,
     class_of,
     response_of,
@@ -63,7 +63,7 @@ NEAR_TOKENS = 64
 EXPECTED_RESPONSE = 256
 
 # How far one eviction moves the prices (in logarithms), and how far they move in all.
-PRICE_STEP = 0.05
+PRICE_STEP = 0.02
 PRICE_LIMIT = 3.0
 
 
@@ -71,45 +71,54 @@ class Bundle:
     """The snapshots of one request: they share a history, and they age together.
 
     Attributes:
-        arrival: What the tree knew of the prompt.
-        begun: The record of the snapshot that its request began from, or `NOBODY`.
-        class_base: The class of its snapshots, but for their kind and uses.
-        chain: How many requests of its conversation went before.
-        last: The request that last came back to one of them.
-        records: Their records.
-        response_known: Whether the request has ended.
-        counted: Whether the tables count them yet.
-        superseded: Whether a later request went on from one of them.
-        places_response: Whether the row that it may place is for its end.
+        prompt_tokens: Length of the prompt.
+        matched: What the tree knew of it.
+        credited: The deepest snapshot there, as long as the request runs.
+        passed: Other snapshots on the path of its request, as long as it runs.
         deepest: The deepest position at which it has a row, or began from one.
+        places_response: Whether the row that it may place is for its end.
+        chain: How many requests of its conversation went before.
+        class_base: The class of its snapshots, but for their kind and uses.
+        superseded: Whether a later request went on from one of them.
+        last: The request that last came back to one of them.
+        records: The records of its snapshots.
+        classes: Their classes.
+        places: Where the tables count them; empty as long as they do not.
+        queued: Whether it will be looked at for ghosts to forget.
     """
 
     __slots__ = (
-        "arrival",
-        "begun",
         "chain",
         "class_base",
-        "counted",
+        "classes",
+        "credited",
         "deepest",
         "last",
+        "matched",
+        "passed",
+        "places",
         "places_response",
+        "prompt_tokens",
+        "queued",
         "records",
-        "response_known",
         "superseded",
     )
 
     def __init__(self, arrival: Arrival, chain: int, now: int) -> None:
-        self.arrival = arrival
-        self.class_base = class_of(chain, arrival.prompt_tokens - arrival.matched)
+        self.prompt_tokens = arrival.prompt_tokens
+        self.matched = arrival.matched
+        self.credited = arrival.credited
+        self.passed: list[Snapshot] = []
+        self.deepest = arrival.reused
+        self.places_response = False
         self.chain = chain
-        self.begun = NOBODY
+        self.class_base = class_of(chain, arrival.prompt_tokens - arrival.matched)
+        self.superseded = False
         self.last = now
         self.records: list[int] = []
-        self.response_known = False
-        self.counted = False
-        self.superseded = False
-        self.places_response = False
-        self.deepest = arrival.reused
+        self.classes: list[int] = []
+        self.places: list[int] = []
+        self.queued = False
 
 
 class Learned:
@@ -134,10 +143,9 @@ class Learned:
         self._records = Records()
         # By record.
         self._bundles: list[Bundle | None] = [None]
-        self._kinds = [0]
         self._uses = [0]
-        # The ghosts to look at, by request; the last request that was looked at.
-        self._due: dict[int, list[int]] = {}
+        # Bundles to look at, by request; the last request that was looked at.
+        self._due: dict[int, list[Bundle]] = {}
         self._looked_at = 0
 
     # ---- a request ----
@@ -146,49 +154,58 @@ class Learned:
         """Notes a new request and credits the snapshot that it came back to."""
         self._tables.tick()
         credited, chain = arrival.credited, 0
-        if credited is not None and credited.record is not None:
-            bundle = self._credit(credited.record)
-            if self._kinds[credited.record] != _BRANCH:
+        if self._records.knows(credited):
+            record = self._record(credited)
+            bundle = self._bundle(record)
+            self._credit(bundle, bundle.records.index(record))
+            if credited.kind != BRANCH:
                 chain = bundle.chain + 1
         return Bundle(arrival, chain, self._tables.requests)
 
-    def _credit(self, record: int) -> Bundle:
+    def _credit(self, bundle: Bundle, member: int) -> None:
         """Counts a use of a snapshot; its whole bundle begins to age anew."""
-        bundle = self._bundle(record)
-        tables, members = self._tables, bundle.records
-        class_ids, now = self._records.class_id, tables.requests
-        tables.hit(int(class_ids[record]), bundle.last)
-        if bundle.counted:
-            tables.leave(class_ids[members].tolist(), bundle.last)
+        record, tables = bundle.records[member], self._tables
+        tables.hit(tables.place(bundle.classes[member]), bundle.last)
         self._uses[record] += 1
         if self._uses[record] <= MAX_HITS:
-            class_ids[record] += HITS_STEP
+            bundle.classes[member] += HITS_STEP
         if not bundle.superseded:
             bundle.superseded = True
-            others = [each for each in members if self._kinds[each] != _BRANCH]
-            class_ids[others] += SUPERSEDED_STEP
-        bundle.last = now
-        bundle.counted = True
-        self._records.last[members] = now
-        tables.enter(class_ids[members].tolist(), now)
-        return bundle
+            for number, class_id in enumerate(bundle.classes):
+                if class_id // KIND_STEP != _BRANCH:
+                    bundle.classes[number] += SUPERSEDED_STEP
+        self._recount(bundle, tables.requests)
+        self._records.last[bundle.records] = bundle.last
+
+    def _recount(self, bundle: Bundle, last: int) -> None:
+        """Has the tables count a bundle's snapshots by their classes of now."""
+        tables = self._tables
+        if bundle.places:
+            tables.leave(bundle.places, bundle.last)
+        bundle.last = last
+        bundle.places = [tables.place(class_id) for class_id in bundle.classes]
+        tables.enter(bundle.places, last)
+        self._records.place[bundle.records] = bundle.places
 
     def wishes(self, bundle: Bundle, reused: int, free_rows: int) -> Sequence[Wish]:
         """Returns every candidate; one is worth a row, more while rows are free."""
+        tables, base = self._tables, bundle.class_base
         kinds, again = self._candidates(bundle, reused, free_rows)
-        index, base = self._tables.index, bundle.class_base
         classes = [base + KIND_NUMBER[kind] * KIND_STEP for kind in kinds.values()]
         positions = list(kinds)
         if again is not None:
-            classes[positions.index(again.position)] = self._class(again)
-        positions.append(bundle.arrival.prompt_tokens + EXPECTED_RESPONSE)
+            record = self._record(again)
+            classes[positions.index(again.position)] = tables.class_at(
+                int(self._records.place[record])
+            )
+        positions.append(bundle.prompt_tokens + EXPECTED_RESPONSE)
         classes.append(base + _RESPONSE * KIND_STEP)
         row_price, page_price = self._prices()
         token_price = page_price / self._page_tokens
         # A snapshot serves who comes back to it or to a ghost behind it.
         rate, best, best_density = 0.0, 0, -1.0
         for number in reversed(range(len(positions))):
-            rate += index[classes[number] * NUM_AGES]
+            rate += tables.fresh_index(classes[number])
             gain = positions[number] - reused
             density = rate * gain / (row_price + token_price * gain)
             if density > best_density:
@@ -208,16 +225,14 @@ class Learned:
         self, bundle: Bundle, reused: int, free_rows: int
     ) -> tuple[dict[int, str], Snapshot | None]:
         """Returns the kinds by position, and the credited ghost if it is one."""
-        arrival = bundle.arrival
-        matched, credited, again = arrival.matched, arrival.credited, None
-        if credited is not None and credited.record is not None:
-            record = credited.record
+        matched, credited, again = bundle.matched, bundle.credited, None
+        if self._records.knows(credited):
             if free_rows <= 0 and matched - credited.position <= NEAR_TOKENS:
                 matched = 0
             if credited.row == NO_ROW and credited.position > reused:
-                if self._kinds[record] == _BRANCH or self._uses[record] >= OFTEN:
-                    again = credited
-        kinds = candidates(arrival.prompt_tokens, reused, matched, self._page_tokens)
+                often = self._uses[self._record(credited)] >= OFTEN
+                again = credited if often or credited.kind == BRANCH else None
+        kinds = candidates(bundle.prompt_tokens, reused, matched, self._page_tokens)
         if again is not None:
             kinds[again.position] = again.kind
             kinds = {position: kinds[position] for position in sorted(kinds)}
@@ -230,14 +245,8 @@ class Learned:
         del position
         change = response_of(response_tokens) - UNKNOWN_RESPONSE
         bundle.class_base += change
-        bundle.response_known = True
-        members, class_ids = bundle.records, self._records.class_id
-        if members:
-            if bundle.counted:
-                self._tables.leave(class_ids[members].tolist(), bundle.last)
-            class_ids[members] += change
-            self._tables.enter(class_ids[members].tolist(), bundle.last)
-        bundle.counted = True
+        bundle.classes = [class_id + change for class_id in bundle.classes]
+        self._recount(bundle, bundle.last)
         return free_rows > 0 or bundle.places_response
 
     def added(self, bundle: Bundle, snapshot: Snapshot) -> None:
@@ -246,23 +255,24 @@ class Learned:
         class_id = bundle.class_base + kind * KIND_STEP
         if bundle.superseded and kind != _BRANCH:
             class_id += SUPERSEDED_STEP
-        record = self._records.new(snapshot, class_id, bundle.last)
+        place = self._tables.place(class_id)
+        record = self._records.new(snapshot, place, bundle.last)
         if record == len(self._bundles):
             self._bundles.append(bundle)
-            self._kinds.append(kind)
             self._uses.append(0)
         else:
             self._bundles[record] = bundle
-            self._kinds[record] = kind
             self._uses[record] = 0
         snapshot.record = record
+        if bundle.places:
+            bundle.places.append(place)
+            self._tables.enter([place], bundle.last)
         bundle.records.append(record)
-        if bundle.counted:
-            self._tables.enter([class_id], bundle.last)
-        if snapshot.row == NO_ROW:
-            self._look_later(record, bundle)
-        else:
+        bundle.classes.append(class_id)
+        if snapshot.row != NO_ROW:
             self._settle(bundle, record, snapshot.position)
+        elif not bundle.queued:
+            self._look_later(bundle)
         if kind == _RESPONSE:
             self._share_ghosts(bundle)
 
@@ -275,28 +285,31 @@ class Learned:
     def _share_ghosts(self, bundle: Bundle) -> None:
         """Gives the ghosts on a bundle's path to the next shallower resident there."""
         records, tables = self._records, self._tables
-        server, ghosts = bundle.begun, list[int]()
-        if not records.is_resident(server):
-            server = NOBODY
-        members = list(bundle.records)
-        credited = bundle.arrival.credited
-        if credited is not None and records.knows(credited):
-            members.append(self._record(credited))
-        for record in sorted(members, key=records.position):
+        path = bundle.records
+        if bundle.passed or bundle.credited is not None:
+            passed = [*bundle.passed, bundle.credited]
+            bundle.passed, bundle.credited = [], None
+            known = (self._record(each) for each in passed if records.knows(each))
+            path = list(dict.fromkeys([*path, *known]))
+        server, ghosts = NOBODY, list[int]()
+        for record in sorted(path, key=records.position):
             if not records.is_resident(record):
                 ghosts.append(record)
                 continue
-            records.serve(server, ghosts, tables.index, tables.requests)
+            if server != NOBODY and ghosts:
+                records.serve(server, ghosts, tables.index, tables.requests)
             server, ghosts = record, []
-        records.serve(server, ghosts, tables.index, tables.requests)
+        if server != NOBODY and ghosts:
+            records.serve(server, ghosts, tables.index, tables.requests)
 
     def revived(self, bundle: Bundle, snapshot: Snapshot) -> None:
         """Notes that a ghost is resident again."""
+        bundle.passed.append(snapshot)
         self._settle(bundle, self._record(snapshot), snapshot.position)
 
     def used(self, bundle: Bundle, snapshot: Snapshot) -> None:
         """Notes where a request begins; the credit was given at its arrival."""
-        bundle.begun = self._record(snapshot)
+        bundle.passed.append(snapshot)
 
     # ---- ghosts ----
 
@@ -308,33 +321,44 @@ class Learned:
         if shallower is not None:
             server = self._record(shallower)
             records.serve(server, [record, *ghosts], tables.index, tables.requests)
-            records.pages[server] = np.nan
-        self._look_later(record, self._bundle(record))
+            records.pages[server] = math.nan
+        bundle = self._bundle(record)
+        if not bundle.queued:
+            self._look_later(bundle)
 
-    def _look_later(self, record: int, bundle: Bundle) -> None:
-        """Has a ghost looked at when it will be old enough to be forgotten."""
+    def _look_later(self, bundle: Bundle) -> None:
+        """Has a bundle looked at when its ghosts will be old enough to be forgotten."""
+        bundle.queued = True
         due = max(bundle.last + GHOST_REQUESTS, self._looked_at + 1)
-        self._due.setdefault(due, []).append(record)
+        self._due.setdefault(due, []).append(bundle)
 
     def expired(self) -> Iterable[Snapshot]:
         """Forgets the ghosts of bundles that were not used for long."""
-        forgotten, records, now = [], self._records, self._tables.requests
-        while self._looked_at < now:
+        forgotten: list[Snapshot] = []
+        while self._looked_at < self._tables.requests:
             self._looked_at += 1
-            for record in self._due.pop(self._looked_at, ()):
-                bundle = self._bundles[record]
-                if bundle is None or records.is_resident(record):
-                    continue
+            for bundle in self._due.pop(self._looked_at, ()):
                 if bundle.last + GHOST_REQUESTS > self._looked_at:
-                    self._look_later(record, bundle)
-                    continue
-                if bundle.counted:
-                    class_id = int(records.class_id[record])
-                    self._tables.leave([class_id], bundle.last)
-                bundle.records.remove(record)
-                self._bundles[record] = None
-                forgotten.append(records.forget(record))
+                    self._look_later(bundle)
+                else:
+                    bundle.queued = False
+                    forgotten += self._forget_ghosts(bundle)
         return forgotten
+
+    def _forget_ghosts(self, bundle: Bundle) -> list[Snapshot]:
+        records = self._records
+        if bundle.places:
+            self._tables.leave(bundle.places, bundle.last)
+        kept = [n for n, each in enumerate(bundle.records) if records.is_resident(each)]
+        ghosts = [each for each in bundle.records if not records.is_resident(each)]
+        bundle.records = [bundle.records[number] for number in kept]
+        bundle.classes = [bundle.classes[number] for number in kept]
+        if bundle.places:
+            bundle.places = [bundle.places[number] for number in kept]
+            self._tables.enter(bundle.places, bundle.last)
+        for record in ghosts:
+            self._bundles[record] = None
+        return [records.forget(record) for record in ghosts]
 
     # ---- what goes first ----
 
@@ -402,9 +426,6 @@ class Learned:
         bundle = self._bundles[record]
         assert bundle is not None
         return bundle
-
-    def _class(self, snapshot: Snapshot) -> int:
-        return int(self._records.class_id[self._record(snapshot)])
 
     def _record(self, snapshot: Snapshot) -> int:
         record: int | None = snapshot.record

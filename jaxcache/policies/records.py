@@ -11,14 +11,12 @@ path that have no nearer resident: who comes back for one of them begins from it
     cost    its row, and the pages that would be free without it
 """
 
+from typing import TypeGuard
+
 import numpy as np
-import numpy.typing as npt
 
 from jaxcache.policies.policy import Geometry, Snapshot
-from jaxcache.policies.reuse import AGE_BUCKET, NO_CLASS, NUM_AGES, OLDEST
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from jaxcache.policies.reuse import AGE_BUCKET, NUM_AGES, OLDEST, Floats, Ints
 
 NOBODY = 0
 # A resident serves itself and at most the best seven ghosts.
@@ -29,7 +27,7 @@ class Records:
     """Columns by record, and the list of the residents.
 
     Attributes:
-        class_id: The class of each; `NO_CLASS` for one that is free.
+        place: Where the class of each is in the tables of reuse.
         last: The request that last came back to its bundle.
         gain: Tokens that a resident saves, when it was last measured.
         pages: Columns of pages that it would free; NaN if that must be measured anew.
@@ -39,7 +37,7 @@ class Records:
     """
 
     def __init__(self) -> None:
-        self.class_id: Ints = np.full(64, NO_CLASS)
+        self.place: Ints = np.zeros(64, np.int64)
         self.last: Ints = np.zeros(64, np.int64)
         self.gain: Floats = np.zeros(64)
         self.pages: Floats = np.zeros(64)
@@ -48,10 +46,11 @@ class Records:
         self.num_residents = 0
         self._snapshots: list[Snapshot | None] = [None]
         self._server = [NOBODY]
-        self._place = [-1]
+        self._ghosts: list[list[int]] = [[]]
+        self._seat = [-1]
         self._free: list[int] = []
 
-    def new(self, snapshot: Snapshot, class_id: int, last: int) -> int:
+    def new(self, snapshot: Snapshot, place: int, last: int) -> int:
         """Returns the record of a new snapshot."""
         if self._free:
             record = self._free.pop()
@@ -60,19 +59,18 @@ class Records:
             record = len(self._snapshots)
             self._snapshots.append(snapshot)
             self._server.append(NOBODY)
-            self._place.append(-1)
-            if record == len(self.class_id):
+            self._ghosts.append([])
+            self._seat.append(-1)
+            if record == len(self.place):
                 self._grow()
-        self.class_id[record] = class_id
+        self.place[record] = place
         self.last[record] = last
         return record
 
     def _grow(self) -> None:
-        size = len(self.class_id)
-        for name in ("class_id", "last", "gain", "pages", "served", "residents"):
+        for name in ("place", "last", "gain", "pages", "served", "residents"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        self.class_id[size:] = NO_CLASS
 
     def snapshot(self, record: int) -> Snapshot:
         """Returns the snapshot of a record."""
@@ -80,10 +78,11 @@ class Records:
         assert snapshot is not None
         return snapshot
 
-    def knows(self, snapshot: Snapshot) -> bool:
+    def knows(self, snapshot: Snapshot | None) -> TypeGuard[Snapshot]:
         """Returns whether a snapshot was added and is not forgotten."""
-        record = snapshot.record
-        return record is not None and self._snapshots[record] is snapshot
+        if snapshot is None or snapshot.record is None:
+            return False
+        return self._snapshots[snapshot.record] is snapshot
 
     def position(self, record: int) -> int:
         """Returns the position of a record's snapshot."""
@@ -91,13 +90,12 @@ class Records:
 
     def is_resident(self, record: int) -> bool:
         """Returns whether a record's snapshot has a row."""
-        return self._place[record] >= 0
+        return self._seat[record] >= 0
 
     def forget(self, record: int) -> Snapshot:
         """Frees the record of a ghost."""
         snapshot = self.snapshot(record)
         self._leave_server(record)
-        self.class_id[record] = NO_CLASS
         self._snapshots[record] = None
         self._free.append(record)
         return snapshot
@@ -109,49 +107,50 @@ class Records:
         self.pages[record] = pages
         self.served[record] = NOBODY
         self.served[record, 0] = record
-        self._place[record] = self.num_residents
+        self._seat[record] = self.num_residents
         self.residents[self.num_residents] = record
         self.num_residents += 1
 
     def unsettle(self, record: int) -> list[int]:
         """Makes a resident a ghost, and returns the ghosts that it served."""
-        ghosts = [each for each in self.served[record, 1:].tolist() if each != NOBODY]
-        for ghost in ghosts:
-            self._server[ghost] = NOBODY
         self.num_residents -= 1
-        place, self._place[record] = self._place[record], -1
+        seat, self._seat[record] = self._seat[record], -1
         moved = int(self.residents[self.num_residents])
         if moved != record:
-            self.residents[place] = moved
-            self._place[moved] = place
+            self.residents[seat] = moved
+            self._seat[moved] = seat
+        ghosts, self._ghosts[record] = self._ghosts[record], []
+        for ghost in ghosts:
+            self._server[ghost] = NOBODY
         return ghosts
 
     def serve(self, server: int, ghosts: list[int], index: Floats, now: int) -> None:
         """Has a resident serve more ghosts; of all of them it keeps the likeliest."""
-        if server == NOBODY or not ghosts:
-            return
         for ghost in ghosts:
             self._leave_server(ghost)
-        row = self.served[server]
-        everyone = [each for each in row[1:].tolist() if each != NOBODY]
-        everyone += ghosts
+        everyone = self._ghosts[server] + ghosts
         if len(everyone) >= MAX_SERVED:
-            for each in everyone:
-                self._server[each] = NOBODY
+            for ghost in everyone:
+                self._server[ghost] = NOBODY
             rates = self._index(np.array(everyone), index, now)
             best = np.argsort(-rates, kind="stable")[: MAX_SERVED - 1].tolist()
             everyone = [everyone[number] for number in best]
-        row[1:] = NOBODY
-        row[1 : 1 + len(everyone)] = everyone
-        for each in everyone:
-            self._server[each] = server
+        for ghost in everyone:
+            self._server[ghost] = server
+        self._ghosts[server] = everyone
+        nobody = [NOBODY] * (MAX_SERVED - 1 - len(everyone))
+        self.served[server] = [server, *everyone, *nobody]
 
     def _leave_server(self, record: int) -> None:
         server = self._server[record]
         if server != NOBODY:
             self._server[record] = NOBODY
-            row = self.served[server]
-            row[row == record] = NOBODY
+            ghosts = self._ghosts[server]
+            at, last = ghosts.index(record), ghosts.pop()
+            if last != record:
+                ghosts[at] = last
+                self.served[server, at + 1] = last
+            self.served[server, len(ghosts) + 1] = NOBODY
 
     def measure(self, record: int, geometry: Geometry) -> tuple[float, float]:
         """Asks the tree what a resident saves and what it would free."""
@@ -171,4 +170,4 @@ class Records:
     def _index(self, records: Ints, index: Floats, now: int) -> Floats:
         ages = np.minimum(now - self.last[records], OLDEST)
         buckets = AGE_BUCKET.take(ages)
-        return index.take(self.class_id[records] * NUM_AGES + buckets)
+        return index.take(self.place[records] * NUM_AGES + buckets)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from jaxcache.policies.policy import KINDS
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 # A class is one number: its fields in mixed radix, the finest last.
 NUM_HITS, NUM_CHAINS, NUM_NEWS, NUM_RESPONSES = 5, 4, 4, 5
@@ -33,7 +34,6 @@ SUPERSEDED_STEP = CHAIN_STEP * NUM_CHAINS
 HITS_STEP = SUPERSEDED_STEP * 2
 KIND_STEP = HITS_STEP * NUM_HITS
 NUM_CLASSES = KIND_STEP * len(KINDS)
-NO_CLASS = NUM_CLASSES
 MAX_HITS = NUM_HITS - 1
 UNKNOWN_RESPONSE = NUM_RESPONSES - 1
 NEW_BORDERS = (256, 1024, 4096)
@@ -47,6 +47,7 @@ _UP_TO_362 = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362)
 AGES = (*_UP_TO_362, 512, 724, 1024, 1448, 2048, 2896, 4096, 5793, 8192)
 NUM_AGES = len(AGES)
 OLDEST = AGES[-1]
+AGE_WIDTHS = np.diff(AGES, append=2 * OLDEST)[:, None]
 
 # Everything that was last used in the same 32 requests is one cohort.
 SWEEP = 32
@@ -61,6 +62,11 @@ PRIOR_HAZARD = 2e-5
 PRIOR_WEIGHT = 0.05
 # The most requests between two computations of the index.
 REFRESH = 128
+# Where a chance of being left alone is none, exp(-this), and no time passes.
+CERTAIN, TINY = 20.0, 1e-300
+
+# Room for classes at first, and more than there can ever be.
+FIRST_PLACES, KEY_STEP = 256, 1 << 16
 
 
 def _bucket_of_ages() -> npt.NDArray[np.int64]:
@@ -98,24 +104,23 @@ def hazards(
 def gittins(hazard: Floats) -> Floats:
     """Returns the index at the beginning of each bucket of ages.
 
-    The hazard is constant in a bucket. From the last bucket to the first, P and E of
-    every T after it follow from those of the next one.
+    With the hazard constant in a bucket, P and E are differences of two running sums,
+    so an index is the steepest slope from one point of a curve to any later one.
 
     Args:
         hazard: `f64[ages, classes]`.
     """
-    widths = np.diff(AGES, append=2 * OLDEST)[:, None]
-    survival = np.exp(-hazard * widths)
-    chance = np.zeros_like(hazard)  # by the bucket that T is the end of
-    wait = np.zeros_like(hazard)
+    risk = np.cumsum(hazard * AGE_WIDTHS, axis=0)
+    alive = np.ones((NUM_AGES + 1, hazard.shape[1]))
+    np.exp(-np.minimum(risk, CERTAIN), out=alive[1:])
+    waited = np.zeros_like(alive)
+    np.cumsum((alive[:-1] - alive[1:]) / hazard, axis=0, out=waited[1:])
     index = np.empty_like(hazard)
-    for age in reversed(range(len(hazard))):
-        chance[age:] *= survival[age]
-        chance[age:] += 1 - survival[age]
-        wait[age:] *= survival[age]
-        wait[age:] += (1 - survival[age]) / hazard[age]
-        (chance[age:] / wait[age:]).max(axis=0, out=index[age])
-    return index
+    for age in range(NUM_AGES):
+        slopes = alive[age] - alive[age + 1 :]
+        slopes /= np.maximum(waited[age + 1 :] - waited[age], TINY)
+        slopes.max(axis=0, out=index[age])
+    return np.maximum(index, hazard, out=index)
 
 
 def _spread() -> Floats:
@@ -132,30 +137,32 @@ class ReuseTables:
     """Counts exposure and hits of every class and age, and keeps the index.
 
     Nothing is visited one by one as it ages: a cohort is counted by class, and grows
-    older as one row of numbers.
+    older as one row of numbers. Only classes that were met have a place in the tables.
 
     Attributes:
         requests: How many there were.
-        index: `f64[(classes + 1) * ages]`; zero at every age of `NO_CLASS`.
+        index: `f64[places * ages]`; place 0 is nobody's, and zero at every age.
     """
 
     def __init__(self) -> None:
         self.requests = 0
-        self.index: Floats = np.zeros((NUM_CLASSES + 1) * NUM_AGES)
+        self.index: Floats = np.zeros(FIRST_PLACES * NUM_AGES)
+        self._places: dict[int, int] = {}
+        self._classes: list[int] = [-1]
         # A count of today weighs more than one of the past: `_weight` grows.
         self._weight = 1.0
-        self._hits = np.zeros((NUM_AGES, NUM_CLASSES))
-        self._exposure = np.zeros((NUM_AGES, NUM_CLASSES))
+        self._hits = np.zeros((FIRST_PLACES, NUM_AGES))
+        self._exposure = np.zeros((FIRST_PLACES, NUM_AGES))
         # How many snapshots there are: of each cohort (the last row: of all older
-        # ones), of each age but the young, and in all.
-        self._cohorts = np.zeros((NUM_COHORTS + 1, NUM_CLASSES), np.int32)
-        self._aging = np.zeros((NUM_AGES, NUM_CLASSES), np.int32)
-        self._population = np.zeros(NUM_CLASSES, np.int32)
-        # What happened since the last sweep: cohort, change and classes; bucket,
-        # requests and classes; places in `_hits`.
-        self._moves: list[tuple[int, int, list[int]]] = []
-        self._lived: list[tuple[int, int, list[int]]] = []
+        # ones), and of each age but the young.
+        self._cohorts = np.zeros((NUM_COHORTS + 1, FIRST_PLACES), np.int32)
+        self._aging = np.zeros((FIRST_PLACES, NUM_AGES))
+        # What happened since the last sweep. A key is a place, and above it a cohort
+        # or an age; `_lived` has the requests beside the key.
+        self._entered: list[int] = []
+        self._left: list[int] = []
         self._came: list[int] = []
+        self._lived: list[tuple[int, int]] = []
         self._spread = _spread()
         # After how many sweeps a cohort changes its bucket, and which two these are.
         after = [bucket_of(since * SWEEP) for since in range(NUM_COHORTS)]
@@ -164,8 +171,43 @@ class ReuseTables:
             for since in range(YOUNG + 1, NUM_COHORTS)
             if after[since] != after[since - 1]
         ]
+        # Of each level but the finest: its classes in order, and their hazards.
+        self._coarser: list[tuple[Ints, Floats]] = []
         self._refresh_at = 0
-        self._refresh()
+
+    def place(self, class_id: int) -> int:
+        """Returns the place of a class in the tables."""
+        place = self._places.get(class_id)
+        return self._new_place(class_id) if place is None else place
+
+    def class_at(self, place: int) -> int:
+        """Returns the class of a place."""
+        return self._classes[place]
+
+    def fresh_index(self, class_id: int) -> float:
+        """Returns the index of a class at its youngest age."""
+        place = self.place(class_id)
+        return float(self.index[place * NUM_AGES])
+
+    def _new_place(self, class_id: int) -> int:
+        place = self._places[class_id] = len(self._classes)
+        self._classes.append(class_id)
+        if place == len(self._hits):
+            self.index = np.concatenate([self.index, np.zeros_like(self.index)])
+            for name in ("_hits", "_exposure", "_aging"):
+                table = getattr(self, name)
+                setattr(self, name, np.concatenate([table, np.zeros_like(table)]))
+            self._cohorts = np.tile(self._cohorts, 2)
+            self._cohorts[:, place:] = 0
+        hazard = np.full(NUM_AGES, PRIOR_HAZARD)
+        for fold, (classes, hazards_there) in zip(FOLDS, self._coarser, strict=False):
+            class_id //= fold
+            at = int(np.searchsorted(classes, class_id))
+            if at < len(classes) and classes[at] == class_id:
+                hazard = hazards_there[at]
+                break
+        self.index[place * NUM_AGES :][:NUM_AGES] = gittins(hazard[:, None])[:, 0]
+        return place
 
     def tick(self) -> None:
         """Counts a request."""
@@ -173,46 +215,47 @@ class ReuseTables:
         if self.requests % SWEEP == 0:
             self._sweep(self.requests // SWEEP - 1)
 
-    def enter(self, classes: list[int], last: int) -> None:
+    def enter(self, places: list[int], last: int) -> None:
         """Begins to count snapshots that were last used at request `last`."""
-        self._moves.append((last // SWEEP, 1, classes))
+        base = last // SWEEP * KEY_STEP
+        self._entered += [base + place for place in places]
 
-    def leave(self, classes: list[int], last: int) -> None:
+    def leave(self, places: list[int], last: int) -> None:
         """Ends to count them: they were used, changed or forgotten."""
-        self._moves.append((last // SWEEP, -1, classes))
+        base = last // SWEEP * KEY_STEP
+        self._left += [base + place for place in places]
         # What they lived through since the last sweep, age by age.
         age = self.requests - last
         before = max(self.requests // SWEEP * SWEEP - last, 0)
         while before < age:
             bucket = bucket_of(before + 1)
             until = min(age, AGES[bucket + 1] - 1 if bucket + 1 < NUM_AGES else age)
-            self._lived.append((bucket, until - before, classes))
+            base = bucket * KEY_STEP
+            self._lived += [(base + place, until - before) for place in places]
             before = until
 
-    def hit(self, class_id: int, last: int) -> None:
+    def hit(self, place: int, last: int) -> None:
         """Counts a request that came back to a snapshot."""
-        age = bucket_of(self.requests - last)
-        self._came.append(age * NUM_CLASSES + class_id)
+        self._came.append(bucket_of(self.requests - last) * KEY_STEP + place)
 
     def _sweep(self, now: int) -> None:
         """Lets everything live through the 32 requests of sweep `now`."""
-        self._apply_moves(now)
-        cohorts, weight = self._cohorts, self._weight
+        count, cohorts, weight = len(self._classes), self._cohorts, self._weight
+        self._count_events(now)
+        aging, exposure = self._aging[:count], self._exposure[:count]
         if now >= YOUNG:
-            self._aging[bucket_of(YOUNG * SWEEP)] += cohorts[
-                (now - YOUNG) % NUM_COHORTS
-            ]
+            row = cohorts[(now - YOUNG) % NUM_COHORTS, :count]
+            aging[:, bucket_of(YOUNG * SWEEP)] += row
         for since, before, after in self._borders:
             if since > now:
                 break
-            row = cohorts[(now - since) % NUM_COHORTS]
-            self._aging[before] -= row
-            self._aging[after] += row
-        self._exposure += self._aging * (weight * SWEEP)
-        for since in range(min(YOUNG, now + 1)):
-            row = cohorts[(now - since) % NUM_COHORTS]
-            for age in self._spread[since].nonzero()[0].tolist():
-                self._exposure[age] += row * (weight * self._spread[since, age])
+            row = cohorts[(now - since) % NUM_COHORTS, :count]
+            aging[:, before] -= row
+            aging[:, after] += row
+        exposure += aging * (weight * SWEEP)
+        young = [(now - since) % NUM_COHORTS for since in range(min(YOUNG, now + 1))]
+        spread = self._spread[: len(young)] * weight
+        exposure += cohorts[young, :count].T @ spread
         # The next cohort takes the place of the oldest.
         place = (now + 1) % NUM_COHORTS
         cohorts[NUM_COHORTS] += cohorts[place]
@@ -225,41 +268,52 @@ class ReuseTables:
         if self.requests >= self._refresh_at:
             self._refresh()
 
-    def _apply_moves(self, now: int) -> None:
-        np.add.at(self._hits.reshape(-1), np.array(self._came, int), self._weight)
-        for age, lived, classes in self._lived:
-            np.add.at(self._exposure[age], classes, lived * self._weight)
-        for cohort, change, classes in self._moves:
-            since = now - cohort
-            place = cohort % NUM_COHORTS if since < NUM_COHORTS else NUM_COHORTS
-            np.add.at(self._cohorts[place], classes, change)
-            np.add.at(self._population, classes, change)
-            if since > YOUNG:  # in the bucket that the last sweep put the cohort in
-                age = bucket_of((since - 1) * SWEEP)
-                np.add.at(self._aging[age], classes, change)
-        self._came, self._lived, self._moves = [], [], []
+    def _count_events(self, now: int) -> None:
+        ages, places = np.divmod(np.array(self._came, int), KEY_STEP)
+        np.add.at(self._hits, (places, ages), self._weight)
+        lived = np.array(self._lived, int).reshape(-1, 2)
+        ages, places = np.divmod(lived[:, 0], KEY_STEP)
+        np.add.at(self._exposure, (places, ages), lived[:, 1] * self._weight)
+        for keys, change in ((self._entered, 1), (self._left, -1)):
+            begun, places = np.divmod(np.array(keys, int), KEY_STEP)
+            since = now - begun
+            rows = np.where(since < NUM_COHORTS, begun % NUM_COHORTS, NUM_COHORTS)
+            np.add.at(self._cohorts, (rows, places), change)
+            old = since > YOUNG  # in the bucket that the last sweep put their cohort in
+            ages = AGE_BUCKET[np.minimum((since[old] - 1) * SWEEP, OLDEST)]
+            np.add.at(self._aging, (places[old], ages), change)
+        self._came, self._lived, self._entered, self._left = [], [], [], []
 
     def _refresh(self) -> None:
-        """Computes the index of every class that is there, from coarse to fine."""
+        """Computes the index of every class that was met, from coarse to fine."""
         pause = min(max(self.requests // 8, SWEEP), REFRESH)
         self._refresh_at = self.requests + pause
-        hits, exposure = [self._hits / self._weight], [self._exposure / self._weight]
-        there = [self._population > 0]
+        if len(self._classes) == 1:
+            return
+        classes = np.array(self._classes)
+        order = np.argsort(classes)[1:]
+        ids = classes[order]
+        levels = [(ids, self._hits[order], self._exposure[order])]
+        parents = []
         for fold in FOLDS:
-            hits.append(hits[-1].reshape(NUM_AGES, -1, fold).sum(axis=2))
-            exposure.append(exposure[-1].reshape(NUM_AGES, -1, fold).sum(axis=2))
-            there.append(there[-1].reshape(-1, fold).any(axis=1))
-        hazard = hazards(hits[-1], exposure[-1], PRIOR_HAZARD, PRIOR_WEIGHT)
-        index = gittins(hazard).T
-        for level in reversed(range(len(FOLDS))):
-            hazard = np.repeat(hazard, FOLDS[level], axis=1)
-            index = np.repeat(index, FOLDS[level], axis=0)
-            met = there[level].nonzero()[0]
-            if level == 0:  # of all responses, as long as it is not known
-                met = met[met % NUM_RESPONSES != UNKNOWN_RESPONSE]
-            if len(met):
-                hazard[:, met] = hazards(
-                    hits[level][:, met], exposure[level][:, met], hazard[:, met], 1.0
-                )
-                index[met] = gittins(hazard[:, met]).T
-        self.index[: NUM_CLASSES * NUM_AGES] = index.reshape(-1)
+            ids, hits, exposure = levels[-1]
+            ids, starts, parent = np.unique(
+                ids // fold, return_index=True, return_inverse=True
+            )
+            parents.append(parent)
+            hits = np.add.reduceat(hits, starts)
+            levels.append((ids, hits, np.add.reduceat(exposure, starts)))
+        prior, weight = np.full((1, NUM_AGES), PRIOR_HAZARD), PRIOR_WEIGHT
+        self._coarser = []
+        for ids, hits, exposure in reversed(levels):
+            hazard = hazards(
+                hits / self._weight, exposure / self._weight, prior, weight
+            )
+            if len(self._coarser) < len(FOLDS):
+                self._coarser.insert(0, (ids, hazard))
+                prior, weight = hazard[parents[-len(self._coarser)]], 1.0
+        # Of all responses, as long as it is not known.
+        unknown = ids % NUM_RESPONSES == UNKNOWN_RESPONSE
+        hazard[unknown] = prior[unknown]
+        index = gittins(np.ascontiguousarray(hazard.T)).T
+        self.index.reshape(-1, NUM_AGES)[order] = index

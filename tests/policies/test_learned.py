@@ -111,6 +111,14 @@ def test_conversations_do_not_lose_to_the_recent(talks: int, rows: int) -> None:
     assert ours.hit > theirs.hit + 0.1
 
 
+def test_a_new_workload_is_learned_after_another() -> None:
+    server = Server(make(), rows=164, pages=40_960)
+    serve_talks(server, talks=60)
+    before, asked = server.reused, server.asked
+    serve_families(server, [number % 50 for number in range(2000)])
+    assert (server.reused - before) / (server.asked - asked) >= 0.5
+
+
 # Mechanics.
 
 
@@ -146,7 +154,7 @@ def test_ghosts_are_forgotten_when_their_bundle_is_old(
     # Five or so a request, of the last fifty requests and what was used since.
     assert ghosts < 60 * 7
     assert server.tree.root.tracked < 60 * 7 + 20
-    assert policy._tables._population.sum() <= server.tree.root.tracked + 7
+    assert policy._tables._cohorts.sum() <= server.tree.root.tracked + 7
     tracked, _, _ = server.tree.look_up(prompt, 703)
     credited = server.tree.look_up(prompt, 703)[1]
     assert tracked is not None or credited is not None

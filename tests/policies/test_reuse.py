@@ -105,6 +105,8 @@ def test_exposure_is_what_a_count_one_by_one_gives(
     monkeypatch.setattr(reuse, "KEPT", 1.0)
     rng = random.Random(0)
     tables = ReuseTables()
+    places = [tables.place(UNKNOWN_RESPONSE), tables.place(0)]
+    assert places == [1, 2]
     counted = np.zeros((NUM_AGES, 2))
     hits = np.zeros((NUM_AGES, 2))
     there: list[tuple[int, int]] = []
@@ -117,51 +119,54 @@ def test_exposure_is_what_a_count_one_by_one_gives(
             there.remove(each)
             class_id, last = each
             if class_id == 0:
-                tables.hit(class_id, last)
+                tables.hit(places[class_id], last)
                 hits[bucket_of(now - last), class_id] += 1
-            tables.leave([class_id], last)
+            tables.leave([places[class_id]], last)
         fresh = rng.randrange(2)
         there.append((fresh, now))
-        tables.enter([fresh], now)
+        tables.enter([places[fresh]], now)
     for _ in range(SWEEP):
         tables.tick()
-    np.testing.assert_array_equal(tables._hits[:, :2], hits)
-    assert tables._population[:2].tolist() == [
+    np.testing.assert_array_equal(tables._hits[1:3].T, hits)
+    assert tables._cohorts[:, 1:3].sum(axis=0).tolist() == [
         sum(class_id == number for class_id, _ in there) for number in range(2)
     ]
     enough = counted > 1500
     assert enough.sum() > 20
-    got = tables._exposure[:, :2]
+    got = tables._exposure[1:3].T
     np.testing.assert_allclose(got[enough], counted[enough], rtol=0.1)
 
 
 def test_old_cohorts_keep_their_count() -> None:
     """Past the oldest age nothing is lost, and what leaves late leaves its bucket."""
     tables = ReuseTables()
+    assert [tables.place(class_id) for class_id in range(7)][-1] == 7
     for _ in range(9000):
         tables.tick()
         tables.enter([7], tables.requests)
     for _ in range(9000):
         tables.tick()
-    assert tables._aging[-1, 7] > 8000
+    assert tables._aging[7, -1] > 8000
     for last in range(1, 9001):
         tables.leave([7], last)
     for _ in range(SWEEP):
         tables.tick()
-    assert not tables._population.any()
     assert not tables._aging.any()
     assert not tables._cohorts.any()
 
 
 def learn(tables: ReuseTables, class_id: int, age: int, hit: bool) -> None:
+    place = tables.place(class_id)
     for _ in range(60):
         start = tables.requests
-        tables.enter([class_id] * 4, start)
+        tables.enter([place] * 4, start)
         for _ in range(age):
             tables.tick()
         if hit:
-            tables.hit(class_id, start)
-        tables.leave([class_id] * 4, start)
+            tables.hit(place, start)
+        tables.leave([place] * 4, start)
+    for _ in range(reuse.REFRESH):
+        tables.tick()
 
 
 def test_a_class_without_evidence_borrows_from_the_coarser_one() -> None:
@@ -170,10 +175,21 @@ def test_a_class_without_evidence_borrows_from_the_coarser_one() -> None:
     tables = ReuseTables()
     learn(tables, branch + class_of(1, 100), 40, hit=True)
     learn(tables, response + class_of(1, 100), 40, hit=False)
-    tables.enter([branch + class_of(1, 100)], tables.requests)
-    for _ in range(reuse.REFRESH):
+    known = tables.fresh_index(branch + class_of(1, 100))
+    like_it = tables.fresh_index(branch + class_of(2, 5000))
+    unlike = tables.fresh_index(response + class_of(2, 5000))
+    nothing = tables.fresh_index(class_of(2, 5000))
+    assert known >= like_it > 20 * unlike
+    assert nothing == pytest.approx(reuse.PRIOR_HAZARD)
+
+
+def test_the_tables_grow_with_the_classes() -> None:
+    tables = ReuseTables()
+    for class_id in range(0, NUM_CLASSES, 7):
+        place = tables.place(class_id)
+        tables.enter([place], tables.requests)
+        tables.hit(place, tables.requests)
         tables.tick()
-    index = tables.index.reshape(-1, NUM_AGES)[:, 0]
-    assert index[branch + class_of(2, 5000)] > 20 * index[response + class_of(2, 5000)]
-    assert index[branch + class_of(1, 100)] > index[branch + class_of(2, 5000)]
-    assert not tables.index.reshape(-1, NUM_AGES)[reuse.NO_CLASS].any()
+    assert not tables.index[:NUM_AGES].any()
+    assert (tables.index[NUM_AGES : NUM_AGES * place] > 0).all()
+    assert tables.class_at(tables.place(14)) == 14
