@@ -17,7 +17,7 @@ from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
 from jaxcache.host.plans import Int64s
 from jaxcache.host.requests import NO_SEAT, NOTHING_WANTED, Request
 from jaxcache.inputs.buckets import Bucket
-from jaxcache.policies.policy import Wish
+from jaxcache.policies.policy import Arrival, Wish
 from jaxcache.policies.snapshots import (
     Auto,
     Wanted,
@@ -259,7 +259,9 @@ class Sizer:
         wishes: Iterable[Wish]
         if isinstance(core.policy, Auto):
             allows = core.policy.allows
-            suggested = core.eviction.wishes(request.bundle, reused, core.rows.free - 1)
+            now = Arrival(request.length, reused, matched, request.found.credited)
+            free = core.rows.free - 1
+            suggested = core.eviction.wishes(request.bundle, now, free)
             wishes = [wish for wish in suggested if allows(wish.kind)]
         else:
             wishes = wishes_of(core.policy, request.length, reused, matched, self._page)

@@ -187,8 +187,10 @@ class Learned:
         tables.enter(bundle.places, last)
         self._records.place[bundle.records] = bundle.places
 
-    def wishes(self, bundle: Bundle, reused: int, free_rows: int) -> Sequence[Wish]:
+    def wishes(self, bundle: Bundle, now: Arrival, free_rows: int) -> Sequence[Wish]:
         """Returns every candidate; one is worth a row, more while rows are free."""
+        reused = now.reused
+        bundle.matched, bundle.prompt_tokens = now.matched, now.prompt_tokens
         tables, base = self._tables, bundle.class_base
         kinds, again = self._candidates(bundle, reused, free_rows)
         classes = [base + KIND_NUMBER[kind] * KIND_STEP for kind in kinds.values()]

@@ -44,12 +44,12 @@ class Lru:
         """Notes a new request."""
         return arrival
 
-    def wishes(self, bundle: Arrival, reused: int, free_rows: int) -> Sequence[Wish]:
+    def wishes(self, bundle: Arrival, now: Arrival, free_rows: int) -> Sequence[Wish]:
         """Returns the last page boundaries of the prompt, and where it parts."""
-        page, length = self._page, bundle.prompt_tokens
+        page, length = self._page, now.prompt_tokens
         wishes = []
-        if bundle.matched > reused:
-            wishes.append(Wish(bundle.matched // page * page, BRANCH, True))
+        if now.matched > now.reused:
+            wishes.append(Wish(now.matched // page * page, BRANCH, True))
         wishes.append(Wish((length - 1) // page * page, BOUNDARY, True))
         if length % page == 0:
             wishes.append(Wish(length, BOUNDARY, True))

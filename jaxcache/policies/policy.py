@@ -68,17 +68,17 @@ class Policy[Bundle](EvictionOrder, Protocol):
         """Notes a new request and credits what it found; called once a request."""
         ...
 
-    def wishes(self, bundle: Bundle, reused: int, free_rows: int) -> Sequence[Wish]:
+    def wishes(self, bundle: Bundle, now: Arrival, free_rows: int) -> Sequence[Wish]:
         """Returns where in the prompt snapshots are wanted, as the request begins.
 
         Args:
             bundle: What `arrive` returned.
-            reused: Tokens that the request reuses after all.
+            now: What the tree knows of the prompt by now.
             free_rows: Rows that nobody uses; while there are any every position that
                 is worth a thought is worth a row.
 
         Returns:
-            In order of position, all after `reused`, none after the prompt.
+            In order of position, all after `now.reused`, none after the prompt.
         """
         ...
 

@@ -32,7 +32,8 @@ def positions(
 ) -> list[int]:
     lru = Lru(row_bytes=1, page_bytes=1, tokens_per_page=16)
     policy = policy or auto()
-    wishes = lru.wishes(Arrival(prompt, reused, matched, None), reused, 1)
+    arrival = Arrival(prompt, reused, matched, None)
+    wishes = lru.wishes(arrival, arrival, 1)
     wanted = wanted_points(
         [wish for wish in wishes if policy.allows(wish.kind)],
         emission or Emission.anywhere(),

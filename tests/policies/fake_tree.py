@@ -167,13 +167,14 @@ class Server[Bundle]:
         reused = hit.position if hit else 0
         self.asked += length
         self.reused += reused
-        bundle = policy.arrive(Arrival(length, reused, matched, credited))
+        arrival = Arrival(length, reused, matched, credited)
+        bundle = policy.arrive(arrival)
         if hit:
             hit.holds += 1
             policy.used(bundle, hit)
         path = tree.grow((*prompt, *response))
         free = self.num_rows - tree.rows - self._live_rows - 1
-        wishes = policy.wishes(bundle, reused, free)
+        wishes = policy.wishes(bundle, arrival, free)
         end = length + response_tokens - 1
         pages = math.ceil(end / PAGE) - reused // PAGE
         self._make_room(1 + sum(wish.worth_a_row for wish in wishes), pages)
