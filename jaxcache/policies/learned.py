@@ -37,6 +37,7 @@ from jaxcache.policies.reuse import (
     MAX_HITS,
     SUPERSEDED_STEP,
     UNKNOWN_RESPONSE,
+    Floats,
     Ints,
     ReuseTables,
     class_of,
@@ -46,9 +47,18 @@ from jaxcache.policies.reuse import (
 KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _BRANCH, _RESPONSE = KIND_NUMBER[BRANCH], KIND_NUMBER[RESPONSE]
 
-# How many residents are weighed for a victim, and how often if none of them will do.
-SAMPLES = 64
-SAMPLINGS = 4
+# How many residents are weighed at once, and how many numbers are drawn for it.
+SAMPLES = 128
+DRAWS = 64 * SAMPLES
+# The least dense are listed for the next victims: so many, but one of so many residents
+# at most, and for so many requests.
+LISTED = 4
+RESIDENTS_A_LISTED = 512
+LISTED_REQUESTS = 8
+# How much denser than it was weighed a victim may be, before others are weighed, and
+# how often they are.
+SLACK = 1.05
+LISTINGS = 8
 
 # A ghost is forgotten this many requests after its bundle was last used.
 GHOST_REQUESTS = 4096
@@ -83,7 +93,7 @@ class Bundle:
         last: The request that last came back to one of them.
         records: The records of its snapshots.
         classes: Their classes.
-        places: Where the tables count them; empty as long as they do not.
+        offsets: Where the tables count them; empty as long as they do not.
         queued: Whether it will be looked at for ghosts to forget.
     """
 
@@ -95,8 +105,8 @@ class Bundle:
         "deepest",
         "last",
         "matched",
+        "offsets",
         "passed",
-        "places",
         "places_response",
         "prompt_tokens",
         "queued",
@@ -117,7 +127,7 @@ class Bundle:
         self.last = now
         self.records: list[int] = []
         self.classes: list[int] = []
-        self.places: list[int] = []
+        self.offsets: list[int] = []
         self.queued = False
 
 
@@ -139,6 +149,11 @@ class Learned:
         # How much dearer rows are than their bytes, and pages cheaper; a logarithm.
         self._lean = 0.0
         self._random = np.random.default_rng(seed)
+        self._draws: Floats = np.zeros(0)
+        self._drawn = 0
+        # The next victims, the least dense last: record, last use, rate, density.
+        self._listed: list[tuple[int, int, float, float]] = []
+        self._listed_at = 0
         self._tables = ReuseTables()
         self._records = Records()
         # By record.
@@ -165,7 +180,7 @@ class Learned:
     def _credit(self, bundle: Bundle, member: int) -> None:
         """Counts a use of a snapshot; its whole bundle begins to age anew."""
         record, tables = bundle.records[member], self._tables
-        tables.hit(tables.place(bundle.classes[member]), bundle.last)
+        tables.hit(tables.offset(bundle.classes[member]), bundle.last)
         self._uses[record] += 1
         if self._uses[record] <= MAX_HITS:
             bundle.classes[member] += HITS_STEP
@@ -180,12 +195,12 @@ class Learned:
     def _recount(self, bundle: Bundle, last: int) -> None:
         """Has the tables count a bundle's snapshots by their classes of now."""
         tables = self._tables
-        if bundle.places:
-            tables.leave(bundle.places, bundle.last)
+        if bundle.offsets:
+            tables.leave(bundle.offsets, bundle.last)
         bundle.last = last
-        bundle.places = [tables.place(class_id) for class_id in bundle.classes]
-        tables.enter(bundle.places, last)
-        self._records.place[bundle.records] = bundle.places
+        bundle.offsets = [tables.offset(class_id) for class_id in bundle.classes]
+        tables.enter(bundle.offsets, last)
+        self._records.offset[bundle.records] = bundle.offsets
 
     def wishes(self, bundle: Bundle, now: Arrival, free_rows: int) -> Sequence[Wish]:
         """Returns every candidate; one is worth a row, more while rows are free."""
@@ -193,21 +208,22 @@ class Learned:
         bundle.matched, bundle.prompt_tokens = now.matched, now.prompt_tokens
         tables, base = self._tables, bundle.class_base
         kinds, again = self._candidates(bundle, reused, free_rows)
-        classes = [base + KIND_NUMBER[kind] * KIND_STEP for kind in kinds.values()]
         positions = list(kinds)
+        offsets = [
+            tables.offset(base + KIND_NUMBER[kind] * KIND_STEP)
+            for kind in kinds.values()
+        ]
         if again is not None:
             record = self._record(again)
-            classes[positions.index(again.position)] = tables.class_at(
-                int(self._records.place[record])
-            )
+            offsets[positions.index(again.position)] = int(self._records.offset[record])
         positions.append(bundle.prompt_tokens + EXPECTED_RESPONSE)
-        classes.append(base + _RESPONSE * KIND_STEP)
+        offsets.append(tables.offset(base + _RESPONSE * KIND_STEP))
         row_price, page_price = self._prices()
         token_price = page_price / self._page_tokens
         # A snapshot serves who comes back to it or to a ghost behind it.
         rate, best, best_density = 0.0, 0, -1.0
         for number in reversed(range(len(positions))):
-            rate += tables.fresh_index(classes[number])
+            rate += tables.fresh_index(offsets[number])
             gain = positions[number] - reused
             density = rate * gain / (row_price + token_price * gain)
             if density > best_density:
@@ -216,8 +232,8 @@ class Learned:
         bundle.places_response = best == len(kinds)
         worth = {best}
         if free_rows > 0:
-            telling = sorted(range(len(kinds)), key=classes.__getitem__)
-            worth.update(telling[:free_rows])
+            telling = [KIND_NUMBER[kind] for kind in kinds.values()]
+            worth.update(np.argsort(telling, kind="stable")[:free_rows].tolist())
         return [
             Wish(position, kind, number in worth)
             for number, (position, kind) in enumerate(kinds.items())
@@ -257,8 +273,8 @@ class Learned:
         class_id = bundle.class_base + kind * KIND_STEP
         if bundle.superseded and kind != _BRANCH:
             class_id += SUPERSEDED_STEP
-        place = self._tables.place(class_id)
-        record = self._records.new(snapshot, place, bundle.last)
+        offset = self._tables.offset(class_id)
+        record = self._records.new(snapshot, offset, bundle.last)
         if record == len(self._bundles):
             self._bundles.append(bundle)
             self._uses.append(0)
@@ -266,9 +282,9 @@ class Learned:
             self._bundles[record] = bundle
             self._uses[record] = 0
         snapshot.record = record
-        if bundle.places:
-            bundle.places.append(place)
-            self._tables.enter([place], bundle.last)
+        if bundle.offsets:
+            bundle.offsets.append(offset)
+            self._tables.enter([offset], bundle.last)
         bundle.records.append(record)
         bundle.classes.append(class_id)
         if snapshot.row != NO_ROW:
@@ -323,7 +339,7 @@ class Learned:
         if shallower is not None:
             server = self._record(shallower)
             records.serve(server, [record, *ghosts], tables.index, tables.requests)
-            records.pages[server] = math.nan
+            records.unmeasured.append(server)
         bundle = self._bundle(record)
         if not bundle.queued:
             self._look_later(bundle)
@@ -349,15 +365,15 @@ class Learned:
 
     def _forget_ghosts(self, bundle: Bundle) -> list[Snapshot]:
         records = self._records
-        if bundle.places:
-            self._tables.leave(bundle.places, bundle.last)
+        if bundle.offsets:
+            self._tables.leave(bundle.offsets, bundle.last)
         kept = [n for n, each in enumerate(bundle.records) if records.is_resident(each)]
         ghosts = [each for each in bundle.records if not records.is_resident(each)]
         bundle.records = [bundle.records[number] for number in kept]
         bundle.classes = [bundle.classes[number] for number in kept]
-        if bundle.places:
-            bundle.places = [bundle.places[number] for number in kept]
-            self._tables.enter(bundle.places, bundle.last)
+        if bundle.offsets:
+            bundle.offsets = [bundle.offsets[number] for number in kept]
+            self._tables.enter(bundle.offsets, bundle.last)
         for record in ghosts:
             self._bundles[record] = None
         return [records.forget(record) for record in ghosts]
@@ -368,56 +384,76 @@ class Learned:
         """Returns the least dense resident of a sample."""
         step = -PRICE_STEP if needs_pages else PRICE_STEP
         self._lean = min(max(self._lean + step, -PRICE_LIMIT), PRICE_LIMIT)
-        records = self._records
-        count = records.num_residents
-        residents = records.residents[:count]
-        for _ in range(SAMPLINGS):
-            sample = residents
-            if count > SAMPLES:
-                sample = residents[self._random.integers(0, count, SAMPLES)]
-            victim = self._least(sample, geometry, needs_pages)
-            if victim is not None or count <= SAMPLES:
-                break
-        if victim is None and needs_pages:
-            victim = self._least(sample, geometry, needs_pages=False)
-        if victim is None:
-            free = (records.snapshot(each) for each in residents.tolist())
-            victim = next((each for each in free if not each.holds), None)
-        return victim
+        self._records.measure_again(geometry)
+        for need in (True, False) if needs_pages else (False,):
+            victim = self._first_listed(geometry, need, SLACK)
+            for left in reversed(range(LISTINGS)):
+                if victim is None:
+                    self._list_victims(need, everyone=not left and not need)
+                    victim = self._first_listed(
+                        geometry, need, SLACK if left else math.inf
+                    )
+            if victim is not None:
+                return victim
+        return None
 
-    def _least(
-        self, sample: Ints, geometry: Geometry, needs_pages: bool
-    ) -> Snapshot | None:
-        """Returns the least dense of a sample, as the tree says at this moment.
-
-        What residents save and free is remembered from when the tree was last asked.
-        The one that would go is asked for again, until the answer is a fresh one.
-        """
+    def _list_victims(self, needs_pages: bool, everyone: bool) -> None:
+        """Weighs residents, a sample or everyone, and lists the least dense."""
         records, tables = self._records, self._tables
+        count = records.num_residents
+        sample = records.residents[:count]
+        if count > SAMPLES and not everyone:
+            sample = sample[self._sample(count)]
         row_price, page_price = self._prices()
-        for number in np.isnan(records.pages[sample]).nonzero()[0].tolist():
-            records.measure(int(sample[number]), geometry)
-        rates = records.rates(sample, tables.index, tables.requests)
         pages = records.pages[sample]
+        rates = records.rates(sample, tables.index, tables.requests)
         density = rates * records.gain[sample] / (row_price + page_price * pages)
         if needs_pages:
             density[pages <= 0] = math.inf
-        asked = -1
-        while True:
-            number = int(density.argmin())
+        most = max(min(LISTED, count // RESIDENTS_A_LISTED), 1)
+        self._listed_at = tables.requests
+        self._listed = []
+        for number in density.argsort(kind="stable").tolist():
             record = int(sample[number])
-            if density[number] == math.inf:
-                return None
-            snapshot = records.snapshot(record)
-            if record == asked:
-                return snapshot
-            if snapshot.holds:
-                density[sample == record] = math.inf
+            if len(self._listed) == most or density[number] == math.inf:
+                break
+            if not records.snapshot(record).holds:
+                last = int(records.last[record])
+                self._listed.append((record, last, rates[number], density[number]))
+        self._listed.reverse()
+
+    def _first_listed(
+        self, geometry: Geometry, needs_pages: bool, slack: float
+    ) -> Snapshot | None:
+        """Takes the next of the list that is as dense as it was, as the tree says now.
+
+        What residents save and free is remembered from when the tree was last asked. It
+        is asked again for one that would go; if it was wrong, the next list is better.
+        """
+        records = self._records
+        if self._tables.requests - self._listed_at > LISTED_REQUESTS:
+            self._listed.clear()
+        row_price, page_price = self._prices()
+        while self._listed:
+            record, last, rate, weighed = self._listed.pop()
+            if not records.is_resident(record) or records.last[record] != last:
                 continue
-            gain, freed = records.measure(record, geometry)
-            fresh = rates[number] * gain / (row_price + page_price * freed)
-            density[sample == record] = fresh if freed or not needs_pages else math.inf
-            asked = record
+            snapshot = records.snapshot(record)
+            if snapshot.holds:
+                continue
+            gain, pages = records.measure(record, geometry)
+            density = rate * gain / (row_price + page_price * pages)
+            if density <= slack * weighed and (pages or not needs_pages):
+                return snapshot
+        return None
+
+    def _sample(self, count: int) -> Ints:
+        """Returns numbers below `count` at random."""
+        if self._drawn == len(self._draws):
+            self._draws, self._drawn = self._random.random(DRAWS), 0
+        draws = self._draws[self._drawn : self._drawn + SAMPLES]
+        self._drawn += SAMPLES
+        return (draws * count).astype(np.int64)
 
     def _prices(self) -> tuple[float, float]:
         """Returns what a row and a column of pages cost."""

@@ -16,41 +16,44 @@ from typing import TypeGuard
 import numpy as np
 
 from jaxcache.policies.policy import Geometry, Snapshot
-from jaxcache.policies.reuse import AGE_BUCKET, NUM_AGES, OLDEST, Floats, Ints
+from jaxcache.policies.reuse import AGE_BUCKET, Floats, Ints
 
 NOBODY = 0
 # A resident serves itself and at most the best seven ghosts.
 MAX_SERVED = 8
+_ONES = np.ones(MAX_SERVED)
 
 
 class Records:
     """Columns by record, and the list of the residents.
 
     Attributes:
-        place: Where the class of each is in the tables of reuse.
+        offset: Where the index of its class begins.
         last: The request that last came back to its bundle.
         gain: Tokens that a resident saves, when it was last measured.
-        pages: Columns of pages that it would free; NaN if that must be measured anew.
+        pages: Columns of pages that it would free, when it was last measured.
+        unmeasured: Residents of which both are not known any more.
         served: `i64[records, MAX_SERVED]`, itself and ghosts; `NOBODY` where none.
         residents: The records of residents, in no order, and nothing after them.
         num_residents: How many there are.
     """
 
     def __init__(self) -> None:
-        self.place: Ints = np.zeros(64, np.int64)
+        self.offset: Ints = np.zeros(64, np.int64)
         self.last: Ints = np.zeros(64, np.int64)
         self.gain: Floats = np.zeros(64)
         self.pages: Floats = np.zeros(64)
         self.served: Ints = np.zeros((64, MAX_SERVED), np.int64)
         self.residents: Ints = np.zeros(64, np.int64)
         self.num_residents = 0
+        self.unmeasured: list[int] = []
         self._snapshots: list[Snapshot | None] = [None]
         self._server = [NOBODY]
         self._ghosts: list[list[int]] = [[]]
         self._seat = [-1]
         self._free: list[int] = []
 
-    def new(self, snapshot: Snapshot, place: int, last: int) -> int:
+    def new(self, snapshot: Snapshot, offset: int, last: int) -> int:
         """Returns the record of a new snapshot."""
         if self._free:
             record = self._free.pop()
@@ -61,14 +64,14 @@ class Records:
             self._server.append(NOBODY)
             self._ghosts.append([])
             self._seat.append(-1)
-            if record == len(self.place):
+            if record == len(self.offset):
                 self._grow()
-        self.place[record] = place
+        self.offset[record] = offset
         self.last[record] = last
         return record
 
     def _grow(self) -> None:
-        for name in ("place", "last", "gain", "pages", "served", "residents"):
+        for name in ("offset", "last", "gain", "pages", "served", "residents"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
 
@@ -152,6 +155,13 @@ class Records:
                 self.served[server, at + 1] = last
             self.served[server, len(ghosts) + 1] = NOBODY
 
+    def measure_again(self, geometry: Geometry) -> None:
+        """Asks the tree about the residents that changed without its saying so."""
+        for record in self.unmeasured:
+            if self.is_resident(record):
+                self.measure(record, geometry)
+        self.unmeasured.clear()
+
     def measure(self, record: int, geometry: Geometry) -> tuple[float, float]:
         """Asks the tree what a resident saves and what it would free."""
         snapshot = self.snapshot(record)
@@ -164,10 +174,10 @@ class Records:
 
     def rates(self, residents: Ints, index: Floats, now: int) -> Floats:
         """Returns the sum of the index of all that each resident serves."""
-        total: Floats = self._index(self.served[residents], index, now).sum(axis=1)
+        total: Floats = self._index(self.served[residents], index, now) @ _ONES
         return total
 
     def _index(self, records: Ints, index: Floats, now: int) -> Floats:
-        ages = np.minimum(now - self.last[records], OLDEST)
-        buckets = AGE_BUCKET.take(ages)
-        return index.take(self.place[records] * NUM_AGES + buckets)
+        ages = AGE_BUCKET.take(now - self.last[records], mode="clip")
+        ages += self.offset[records]
+        return index.take(ages)

@@ -37,7 +37,7 @@ NUM_CLASSES = KIND_STEP * len(KINDS)
 MAX_HITS = NUM_HITS - 1
 UNKNOWN_RESPONSE = NUM_RESPONSES - 1
 NEW_BORDERS = (256, 1024, 4096)
-RESPONSE_BORDERS = (40, 200, 500)
+RESPONSE_BORDERS = (100, 300, 700)
 
 # How many classes fold into one of the next coarser level, from the finest on.
 FOLDS = (NUM_RESPONSES, NUM_NEWS, NUM_CHAINS, 2 * NUM_HITS)
@@ -61,12 +61,13 @@ KEPT = 0.9975
 PRIOR_HAZARD = 2e-5
 PRIOR_WEIGHT = 0.05
 # The most requests between two computations of the index.
-REFRESH = 128
+REFRESH = 256
 # Where a chance of being left alone is none, exp(-this), and no time passes.
 CERTAIN, TINY = 20.0, 1e-300
 
-# Room for classes at first, and more than there can ever be.
-FIRST_PLACES, KEY_STEP = 256, 1 << 16
+# Room for so many classes at first; more than any offset.
+FIRST_ROOM = 256
+COHORT_STEP = 1 << 20
 
 
 def _bucket_of_ages() -> npt.NDArray[np.int64]:
@@ -77,9 +78,12 @@ def _bucket_of_ages() -> npt.NDArray[np.int64]:
 AGE_BUCKET = _bucket_of_ages()
 
 
+_BUCKETS: list[int] = AGE_BUCKET.tolist()
+
+
 def bucket_of(age: int) -> int:
     """Returns the bucket of an age in requests."""
-    return int(AGE_BUCKET[age if age < OLDEST else OLDEST])
+    return _BUCKETS[age if age < OLDEST else OLDEST]
 
 
 def class_of(chain: int, new_tokens: int) -> int:
@@ -137,32 +141,35 @@ class ReuseTables:
     """Counts exposure and hits of every class and age, and keeps the index.
 
     Nothing is visited one by one as it ages: a cohort is counted by class, and grows
-    older as one row of numbers. Only classes that were met have a place in the tables.
+    older as one row of numbers. Only classes that were met have room in the tables; a
+    class is known by its *offset*, where its ages begin in a table taken as one row.
 
     Attributes:
         requests: How many there were.
-        index: `f64[places * ages]`; place 0 is nobody's, and zero at every age.
+        index: `f64[room * NUM_AGES]`; offset 0 is nobody's, and zero at every age.
     """
 
     def __init__(self) -> None:
         self.requests = 0
-        self.index: Floats = np.zeros(FIRST_PLACES * NUM_AGES)
-        self._places: dict[int, int] = {}
+        self.index: Floats = np.zeros(FIRST_ROOM * NUM_AGES)
+        self._index_view = memoryview(self.index)  # for single numbers
+        self._offsets: dict[int, int] = {}
         self._classes: list[int] = [-1]
         # A count of today weighs more than one of the past: `_weight` grows.
         self._weight = 1.0
-        self._hits = np.zeros((FIRST_PLACES, NUM_AGES))
-        self._exposure = np.zeros((FIRST_PLACES, NUM_AGES))
+        self._hits = np.zeros((FIRST_ROOM, NUM_AGES))
+        self._exposure = np.zeros((FIRST_ROOM, NUM_AGES))
         # How many snapshots there are: of each cohort (the last row: of all older
         # ones), and of each age but the young.
-        self._cohorts = np.zeros((NUM_COHORTS + 1, FIRST_PLACES), np.int32)
-        self._aging = np.zeros((FIRST_PLACES, NUM_AGES))
-        # What happened since the last sweep. A key is a place, and above it a cohort
-        # or an age; `_lived` has the requests beside the key.
+        self._cohorts = np.zeros((NUM_COHORTS + 1, FIRST_ROOM), np.int32)
+        self._aging = np.zeros((FIRST_ROOM, NUM_AGES))
+        # What happened since the last sweep: offsets, above them the cohort; offsets
+        # of ages, and how many requests were lived there.
         self._entered: list[int] = []
         self._left: list[int] = []
         self._came: list[int] = []
-        self._lived: list[tuple[int, int]] = []
+        self._lived: list[int] = []
+        self._lived_for: list[int] = []
         self._spread = _spread()
         # After how many sweeps a cohort changes its bucket, and which two these are.
         after = [bucket_of(since * SWEEP) for since in range(NUM_COHORTS)]
@@ -175,39 +182,37 @@ class ReuseTables:
         self._coarser: list[tuple[Ints, Floats]] = []
         self._refresh_at = 0
 
-    def place(self, class_id: int) -> int:
-        """Returns the place of a class in the tables."""
-        place = self._places.get(class_id)
-        return self._new_place(class_id) if place is None else place
+    def offset(self, class_id: int) -> int:
+        """Returns where the index of a class begins."""
+        return self._offsets.get(class_id) or self._make_room(class_id)
 
-    def class_at(self, place: int) -> int:
-        """Returns the class of a place."""
-        return self._classes[place]
-
-    def fresh_index(self, class_id: int) -> float:
+    def fresh_index(self, offset: int) -> float:
         """Returns the index of a class at its youngest age."""
-        place = self.place(class_id)
-        return float(self.index[place * NUM_AGES])
+        return self._index_view[offset]
 
-    def _new_place(self, class_id: int) -> int:
-        place = self._places[class_id] = len(self._classes)
+    def _make_room(self, class_id: int) -> int:
+        """Gives a new class room, and the index of the finest level that is known."""
+        place = len(self._classes)
         self._classes.append(class_id)
+        self._offsets[class_id] = place * NUM_AGES
         if place == len(self._hits):
             self.index = np.concatenate([self.index, np.zeros_like(self.index)])
+            self._index_view = memoryview(self.index)
             for name in ("_hits", "_exposure", "_aging"):
                 table = getattr(self, name)
                 setattr(self, name, np.concatenate([table, np.zeros_like(table)]))
             self._cohorts = np.tile(self._cohorts, 2)
             self._cohorts[:, place:] = 0
         hazard = np.full(NUM_AGES, PRIOR_HAZARD)
-        for fold, (classes, hazards_there) in zip(FOLDS, self._coarser, strict=False):
-            class_id //= fold
-            at = int(np.searchsorted(classes, class_id))
-            if at < len(classes) and classes[at] == class_id:
-                hazard = hazards_there[at]
+        coarser = class_id
+        for fold, (classes, known) in zip(FOLDS, self._coarser, strict=False):
+            coarser //= fold
+            at = int(np.searchsorted(classes, coarser))
+            if at < len(classes) and classes[at] == coarser:
+                hazard = known[at]
                 break
-        self.index[place * NUM_AGES :][:NUM_AGES] = gittins(hazard[:, None])[:, 0]
-        return place
+        self.index.reshape(-1, NUM_AGES)[place] = gittins(hazard[:, None])[:, 0]
+        return place * NUM_AGES
 
     def tick(self) -> None:
         """Counts a request."""
@@ -215,33 +220,33 @@ class ReuseTables:
         if self.requests % SWEEP == 0:
             self._sweep(self.requests // SWEEP - 1)
 
-    def enter(self, places: list[int], last: int) -> None:
+    def enter(self, offsets: list[int], last: int) -> None:
         """Begins to count snapshots that were last used at request `last`."""
-        base = last // SWEEP * KEY_STEP
-        self._entered += [base + place for place in places]
+        cohort = last // SWEEP * COHORT_STEP
+        self._entered += [cohort + offset for offset in offsets]
 
-    def leave(self, places: list[int], last: int) -> None:
+    def leave(self, offsets: list[int], last: int) -> None:
         """Ends to count them: they were used, changed or forgotten."""
-        base = last // SWEEP * KEY_STEP
-        self._left += [base + place for place in places]
+        cohort = last // SWEEP * COHORT_STEP
+        self._left += [cohort + offset for offset in offsets]
         # What they lived through since the last sweep, age by age.
         age = self.requests - last
         before = max(self.requests // SWEEP * SWEEP - last, 0)
         while before < age:
             bucket = bucket_of(before + 1)
             until = min(age, AGES[bucket + 1] - 1 if bucket + 1 < NUM_AGES else age)
-            base = bucket * KEY_STEP
-            self._lived += [(base + place, until - before) for place in places]
+            self._lived += [offset + bucket for offset in offsets]
+            self._lived_for += [until - before] * len(offsets)
             before = until
 
-    def hit(self, place: int, last: int) -> None:
+    def hit(self, offset: int, last: int) -> None:
         """Counts a request that came back to a snapshot."""
-        self._came.append(bucket_of(self.requests - last) * KEY_STEP + place)
+        self._came.append(offset + bucket_of(self.requests - last))
 
     def _sweep(self, now: int) -> None:
         """Lets everything live through the 32 requests of sweep `now`."""
-        count, cohorts, weight = len(self._classes), self._cohorts, self._weight
         self._count_events(now)
+        count, cohorts, weight = len(self._classes), self._cohorts, self._weight
         aging, exposure = self._aging[:count], self._exposure[:count]
         if now >= YOUNG:
             row = cohorts[(now - YOUNG) % NUM_COHORTS, :count]
@@ -254,8 +259,7 @@ class ReuseTables:
             aging[:, after] += row
         exposure += aging * (weight * SWEEP)
         young = [(now - since) % NUM_COHORTS for since in range(min(YOUNG, now + 1))]
-        spread = self._spread[: len(young)] * weight
-        exposure += cohorts[young, :count].T @ spread
+        exposure += cohorts[young, :count].T @ (self._spread[: len(young)] * weight)
         # The next cohort takes the place of the oldest.
         place = (now + 1) % NUM_COHORTS
         cohorts[NUM_COHORTS] += cohorts[place]
@@ -265,55 +269,57 @@ class ReuseTables:
             self._hits /= self._weight
             self._exposure /= self._weight
             self._weight = 1.0
-        if self.requests >= self._refresh_at:
+        if self.requests >= self._refresh_at and count > 1:
+            self._refresh_at = self.requests + min(self.requests // 8, REFRESH)
             self._refresh()
 
     def _count_events(self, now: int) -> None:
-        ages, places = np.divmod(np.array(self._came, int), KEY_STEP)
-        np.add.at(self._hits, (places, ages), self._weight)
-        lived = np.array(self._lived, int).reshape(-1, 2)
-        ages, places = np.divmod(lived[:, 0], KEY_STEP)
-        np.add.at(self._exposure, (places, ages), lived[:, 1] * self._weight)
-        for keys, change in ((self._entered, 1), (self._left, -1)):
-            begun, places = np.divmod(np.array(keys, int), KEY_STEP)
+        hits, exposure = self._hits.reshape(-1), self._exposure.reshape(-1)
+        aging, cohorts = self._aging.reshape(-1), self._cohorts.reshape(-1)
+        np.add.at(hits, np.array(self._came, int), self._weight)
+        lived_for = np.array(self._lived_for, float) * self._weight
+        np.add.at(exposure, np.array(self._lived, int), lived_for)
+        for events, change in ((self._entered, 1), (self._left, -1)):
+            begun, offsets = np.divmod(np.array(events, int), COHORT_STEP)
             since = now - begun
             rows = np.where(since < NUM_COHORTS, begun % NUM_COHORTS, NUM_COHORTS)
-            np.add.at(self._cohorts, (rows, places), change)
+            places = rows * self._cohorts.shape[1] + offsets // NUM_AGES
+            np.add.at(cohorts, places, change)
             old = since > YOUNG  # in the bucket that the last sweep put their cohort in
-            ages = AGE_BUCKET[np.minimum((since[old] - 1) * SWEEP, OLDEST)]
-            np.add.at(self._aging, (places[old], ages), change)
-        self._came, self._lived, self._entered, self._left = [], [], [], []
+            ages = AGE_BUCKET.take((since[old] - 1) * SWEEP, mode="clip")
+            np.add.at(aging, offsets[old] + ages, change)
+        for events in self._entered, self._left, self._came, self._lived:
+            events.clear()
+        self._lived_for.clear()
 
     def _refresh(self) -> None:
         """Computes the index of every class that was met, from coarse to fine."""
-        pause = min(max(self.requests // 8, SWEEP), REFRESH)
-        self._refresh_at = self.requests + pause
-        if len(self._classes) == 1:
-            return
-        classes = np.array(self._classes)
-        order = np.argsort(classes)[1:]
-        ids = classes[order]
-        levels = [(ids, self._hits[order], self._exposure[order])]
+        order = np.argsort(self._classes)[1:]
+        classes = np.array(self._classes)[order]
+        hits = self._hits[order] / self._weight
+        exposure = self._exposure[order] / self._weight
+        levels = [(classes, hits, exposure)]
         parents = []
         for fold in FOLDS:
-            ids, hits, exposure = levels[-1]
-            ids, starts, parent = np.unique(
-                ids // fold, return_index=True, return_inverse=True
-            )
-            parents.append(parent)
+            classes = classes // fold
+            first = np.diff(classes, prepend=-1) > 0
+            starts = first.nonzero()[0]
+            classes = classes[starts]
             hits = np.add.reduceat(hits, starts)
-            levels.append((ids, hits, np.add.reduceat(exposure, starts)))
-        prior, weight = np.full((1, NUM_AGES), PRIOR_HAZARD), PRIOR_WEIGHT
+            exposure = np.add.reduceat(exposure, starts)
+            parents.append(first.cumsum() - 1)
+            levels.append((classes, hits, exposure))
         self._coarser = []
-        for ids, hits, exposure in reversed(levels):
-            hazard = hazards(
-                hits / self._weight, exposure / self._weight, prior, weight
-            )
-            if len(self._coarser) < len(FOLDS):
-                self._coarser.insert(0, (ids, hazard))
-                prior, weight = hazard[parents[-len(self._coarser)]], 1.0
+        prior, weight = np.full((1, NUM_AGES), PRIOR_HAZARD), PRIOR_WEIGHT
+        for level in reversed(range(1, len(levels))):
+            classes, hits, exposure = levels[level]
+            hazard = hazards(hits, exposure, prior, weight)
+            self._coarser.insert(0, (classes, hazard))
+            prior, weight = hazard[parents[level - 1]], 1.0
+        classes, hits, exposure = levels[0]
+        hazard = hazards(hits, exposure, prior, weight)
         # Of all responses, as long as it is not known.
-        unknown = ids % NUM_RESPONSES == UNKNOWN_RESPONSE
+        unknown = classes % NUM_RESPONSES == UNKNOWN_RESPONSE
         hazard[unknown] = prior[unknown]
         index = gittins(np.ascontiguousarray(hazard.T)).T
         self.index.reshape(-1, NUM_AGES)[order] = index

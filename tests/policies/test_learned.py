@@ -19,8 +19,8 @@ def make(seed: int = 0) -> Learned:
     )
 
 
-def serve_families(server: Server[Bundle], families: list[int]) -> None:
-    for number, family in enumerate(families):
+def serve_families(server: Server[Bundle], families: list[int], first: int = 0) -> None:
+    for number, family in enumerate(families, first):
         prompt = ((f"family {family}", 2304), (f"own {number}", 1792))
         server.serve(prompt, ((f"response {number}", 64),))
 
@@ -114,9 +114,10 @@ def test_conversations_do_not_lose_to_the_recent(talks: int, rows: int) -> None:
 def test_a_new_workload_is_learned_after_another() -> None:
     server = Server(make(), rows=164, pages=40_960)
     serve_talks(server, talks=60)
+    serve_families(server, [number % 50 for number in range(500)])
     before, asked = server.reused, server.asked
-    serve_families(server, [number % 50 for number in range(2000)])
-    assert (server.reused - before) / (server.asked - asked) >= 0.5
+    serve_families(server, [number % 50 for number in range(500)], first=500)
+    assert (server.reused - before) / (server.asked - asked) >= 0.53
 
 
 # Mechanics.
@@ -124,10 +125,10 @@ def test_a_new_workload_is_learned_after_another() -> None:
 
 def test_the_same_calls_give_the_same_answers() -> None:
     rng = random.Random(1)
-    families = [rng.randrange(80) for _ in range(400)]
+    families = [rng.randrange(80) for _ in range(700)]
     logs = []
     for seed in (0, 0, 1):
-        server = Server(make(seed), rows=100, pages=20_000)
+        server = Server(make(seed), rows=300, pages=60_000)
         serve_families(server, families)
         logs.append(server.log)
     assert logs[0] == logs[1]

@@ -91,7 +91,7 @@ def test_fields_of_a_class() -> None:
             assert rest % NEW_STEP == UNKNOWN_RESPONSE
             seen.add(rest)
     assert len(seen) == 16
-    assert [response_of(tokens) for tokens in (1, 39, 40, 199, 200, 499, 500)] == [
+    assert [response_of(tokens) for tokens in (1, 99, 100, 299, 300, 699, 700)] == [
         *(0, 0, 1, 1, 2, 2, 3)
     ]
     top = (len(KINDS) - 1) * KIND_STEP + 4 * HITS_STEP + SUPERSEDED_STEP
@@ -105,8 +105,8 @@ def test_exposure_is_what_a_count_one_by_one_gives(
     monkeypatch.setattr(reuse, "KEPT", 1.0)
     rng = random.Random(0)
     tables = ReuseTables()
-    places = [tables.place(UNKNOWN_RESPONSE), tables.place(0)]
-    assert places == [1, 2]
+    offsets = [tables.offset(UNKNOWN_RESPONSE), tables.offset(0)]
+    assert offsets == [NUM_AGES, 2 * NUM_AGES]
     counted = np.zeros((NUM_AGES, 2))
     hits = np.zeros((NUM_AGES, 2))
     there: list[tuple[int, int]] = []
@@ -119,12 +119,12 @@ def test_exposure_is_what_a_count_one_by_one_gives(
             there.remove(each)
             class_id, last = each
             if class_id == 0:
-                tables.hit(places[class_id], last)
+                tables.hit(offsets[class_id], last)
                 hits[bucket_of(now - last), class_id] += 1
-            tables.leave([places[class_id]], last)
+            tables.leave([offsets[class_id]], last)
         fresh = rng.randrange(2)
         there.append((fresh, now))
-        tables.enter([places[fresh]], now)
+        tables.enter([offsets[fresh]], now)
     for _ in range(SWEEP):
         tables.tick()
     np.testing.assert_array_equal(tables._hits[1:3].T, hits)
@@ -140,15 +140,15 @@ def test_exposure_is_what_a_count_one_by_one_gives(
 def test_old_cohorts_keep_their_count() -> None:
     """Past the oldest age nothing is lost, and what leaves late leaves its bucket."""
     tables = ReuseTables()
-    assert [tables.place(class_id) for class_id in range(7)][-1] == 7
+    assert [tables.offset(class_id) for class_id in range(7)][-1] == 7 * NUM_AGES
     for _ in range(9000):
         tables.tick()
-        tables.enter([7], tables.requests)
+        tables.enter([7 * NUM_AGES], tables.requests)
     for _ in range(9000):
         tables.tick()
     assert tables._aging[7, -1] > 8000
     for last in range(1, 9001):
-        tables.leave([7], last)
+        tables.leave([7 * NUM_AGES], last)
     for _ in range(SWEEP):
         tables.tick()
     assert not tables._aging.any()
@@ -156,15 +156,15 @@ def test_old_cohorts_keep_their_count() -> None:
 
 
 def learn(tables: ReuseTables, class_id: int, age: int, hit: bool) -> None:
-    place = tables.place(class_id)
+    offset = tables.offset(class_id)
     for _ in range(60):
         start = tables.requests
-        tables.enter([place] * 4, start)
+        tables.enter([offset] * 4, start)
         for _ in range(age):
             tables.tick()
         if hit:
-            tables.hit(place, start)
-        tables.leave([place] * 4, start)
+            tables.hit(offset, start)
+        tables.leave([offset] * 4, start)
     for _ in range(reuse.REFRESH):
         tables.tick()
 
@@ -175,10 +175,10 @@ def test_a_class_without_evidence_borrows_from_the_coarser_one() -> None:
     tables = ReuseTables()
     learn(tables, branch + class_of(1, 100), 40, hit=True)
     learn(tables, response + class_of(1, 100), 40, hit=False)
-    known = tables.fresh_index(branch + class_of(1, 100))
-    like_it = tables.fresh_index(branch + class_of(2, 5000))
-    unlike = tables.fresh_index(response + class_of(2, 5000))
-    nothing = tables.fresh_index(class_of(2, 5000))
+    known = tables.fresh_index(tables.offset(branch + class_of(1, 100)))
+    like_it = tables.fresh_index(tables.offset(branch + class_of(2, 5000)))
+    unlike = tables.fresh_index(tables.offset(response + class_of(2, 5000)))
+    nothing = tables.fresh_index(tables.offset(class_of(2, 5000)))
     assert known >= like_it > 20 * unlike
     assert nothing == pytest.approx(reuse.PRIOR_HAZARD)
 
@@ -186,10 +186,10 @@ def test_a_class_without_evidence_borrows_from_the_coarser_one() -> None:
 def test_the_tables_grow_with_the_classes() -> None:
     tables = ReuseTables()
     for class_id in range(0, NUM_CLASSES, 7):
-        place = tables.place(class_id)
-        tables.enter([place], tables.requests)
-        tables.hit(place, tables.requests)
+        offset = tables.offset(class_id)
+        tables.enter([offset], tables.requests)
+        tables.hit(offset, tables.requests)
         tables.tick()
     assert not tables.index[:NUM_AGES].any()
-    assert (tables.index[NUM_AGES : NUM_AGES * place] > 0).all()
-    assert tables.class_at(tables.place(14)) == 14
+    assert (tables.index[NUM_AGES : offset + NUM_AGES] > 0).all()
+    assert tables.offset(14) == 3 * NUM_AGES
