@@ -55,6 +55,12 @@ class FakeSnapshot(Snapshot):
         super().__init__(node, position, row, kind)
 
 
+def _node(snapshot: Snapshot) -> Node:
+    assert isinstance(snapshot, FakeSnapshot)
+    node: Node = snapshot.node
+    return node
+
+
 class FakeTree:
     """Counts rows and pages, and answers what a policy asks."""
 
@@ -104,7 +110,7 @@ class FakeTree:
         change = (row != NO_ROW) - (snapshot.row != NO_ROW)
         snapshot.row = row
         self.rows += change
-        for node in snapshot.node.up():
+        for node in _node(snapshot).up():
             node.residents += change
             pages = node.count_pages()
             self.pages += pages - node.pages
@@ -112,12 +118,11 @@ class FakeTree:
 
     def forget(self, snapshot: FakeSnapshot) -> None:
         snapshot.node.snapshots.remove(snapshot)
-        for node in snapshot.node.up():
+        for node in _node(snapshot).up():
             node.tracked -= 1
 
     def shallower(self, snapshot: Snapshot) -> "Snapshot | None":
-        assert isinstance(snapshot, FakeSnapshot)
-        for node in snapshot.node.up():
+        for node in _node(snapshot).up():
             above = [
                 each
                 for each in node.snapshots
