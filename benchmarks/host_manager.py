@@ -27,6 +27,7 @@ from jaxcache import (
     CacheManager,
     Learned,
     Lru,
+    PolicyMaker,
 )
 from jaxcache.layouts import (
     CacheLayout,
@@ -37,7 +38,7 @@ from jaxcache.layouts import (
     ModelLayout,
 )
 
-POLICIES = {"learned": Learned, "lru": Lru}
+POLICIES: dict[str, PolicyMaker] = {"learned": Learned, "lru": Lru}
 TARGETS = {
     "requests_per_s": (10_000, 1),
     "lookup_us": (6, -1),

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcache import Buckets, CacheManager, Learned, Lru
+from jaxcache import Buckets, CacheManager, Learned, Lru, PolicyMaker
 from jaxcache.layouts import (
     CacheLayout,
     CacheSize,
@@ -42,7 +42,7 @@ PAGE = 16
 CHUNK = 8192
 GIB = 2**30
 
-POLICIES = {"learned": Learned, "lru": Lru}
+POLICIES: dict[str, PolicyMaker] = {"learned": Learned, "lru": Lru}
 
 
 def nemotron() -> ModelLayout:
@@ -127,18 +127,21 @@ class Trace:
     def prompt(self, number: int) -> np.ndarray:
         row = self.rows[number]
         blocks = [self._tokens_of(hash_id) for hash_id in row["hash_ids"]]
-        tokens: np.ndarray = np.concatenate(blocks)[: row["input_length"]]
-        return tokens
+        return np.concatenate(blocks)[: row["input_length"]]
 
     def answer(self, number: int) -> np.ndarray:
         row = self.rows[number]
-        rng = np.random.default_rng(10**9 + row["index"])
-        return rng.integers(3, 2**17, row["output_length"], dtype=np.int32)
+        return _draw(10**9 + row["index"], row["output_length"])
 
 
 def _block(hash_id: int) -> np.ndarray:
-    rng = np.random.default_rng(hash_id)
-    return rng.integers(3, 2**17, BLOCK, dtype=np.int32)
+    return _draw(hash_id, BLOCK)
+
+
+def _draw(seed: int, count: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    tokens: np.ndarray = rng.integers(3, 2**17, count, dtype=np.int32)
+    return tokens
 
 
 def make_manager(options: argparse.Namespace, trace: Trace) -> CacheManager:
