@@ -47,18 +47,11 @@ from jaxcache.policies.reuse import (
 KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _BRANCH, _RESPONSE = KIND_NUMBER[BRANCH], KIND_NUMBER[RESPONSE]
 
-# How many residents are weighed at once, and how many numbers are drawn for it.
-SAMPLES = 128
+# How many residents are weighed for a victim, how often if none of them will do, and
+# how many numbers are drawn ahead for it.
+SAMPLES = 64
+SAMPLINGS = 4
 DRAWS = 64 * SAMPLES
-# The least dense are listed for the next victims: so many, but one of so many residents
-# at most, and for so many requests.
-LISTED = 4
-RESIDENTS_A_LISTED = 512
-LISTED_REQUESTS = 8
-# How much denser than it was weighed a victim may be, before others are weighed, and
-# how often they are.
-SLACK = 1.05
-LISTINGS = 8
 
 # A ghost is forgotten this many requests after its bundle was last used.
 GHOST_REQUESTS = 4096
@@ -151,9 +144,6 @@ class Learned:
         self._random = np.random.default_rng(seed)
         self._draws: Floats = np.zeros(0)
         self._drawn = 0
-        # The next victims, the least dense last: record, last use, rate, density.
-        self._listed: list[tuple[int, int, float, float]] = []
-        self._listed_at = 0
         self._tables = ReuseTables()
         self._records = Records()
         # By record.
@@ -382,67 +372,55 @@ class Learned:
         """Returns the least dense resident of a sample."""
         step = -PRICE_STEP if needs_pages else PRICE_STEP
         self._lean = min(max(self._lean + step, -PRICE_LIMIT), PRICE_LIMIT)
-        self._records.measure_again(geometry)
-        for need in (True, False) if needs_pages else (False,):
-            victim = self._first_listed(geometry, need, SLACK)
-            for left in reversed(range(LISTINGS)):
-                if victim is None:
-                    self._list_victims(need, everyone=not left and not need)
-                    victim = self._first_listed(
-                        geometry, need, SLACK if left else math.inf
-                    )
-            if victim is not None:
-                return victim
-        return None
-
-    def _list_victims(self, needs_pages: bool, everyone: bool) -> None:
-        """Weighs residents, a sample or everyone, and lists the least dense."""
-        records, tables = self._records, self._tables
+        records = self._records
+        records.measure_again(geometry)
         count = records.num_residents
-        sample = records.residents[:count]
-        if count > SAMPLES and not everyone:
-            sample = sample[self._sample(count)]
+        everyone = sample = records.residents[:count]
+        for _ in range(SAMPLINGS):
+            if count > SAMPLES:
+                sample = everyone[self._sample(count)]
+            victim = self._least(sample, geometry, needs_pages)
+            if victim is not None or count <= SAMPLES:
+                break
+        if victim is None and needs_pages:
+            victim = self._least(sample, geometry, needs_pages=False)
+        return victim or self._least(everyone, geometry, needs_pages=False)
+
+    def _least(
+        self, sample: Ints, geometry: Geometry, needs_pages: bool
+    ) -> Snapshot | None:
+        """Returns the least dense of a sample, as the tree says at this moment.
+
+        What residents save and free is remembered from when the tree was last asked.
+        It is asked again for the one that would go, until it says the same of the next.
+        """
+        records, tables = self._records, self._tables
         row_price, page_price = self._prices()
         pages = records.pages[sample]
         rates = records.rates(sample, tables.index, tables.requests)
         density = rates * records.gain[sample] / (row_price + page_price * pages)
         if needs_pages:
             density[pages <= 0] = math.inf
-        most = max(min(LISTED, count // RESIDENTS_A_LISTED), 1)
-        self._listed_at = tables.requests
-        self._listed = []
-        for number in density.argsort(kind="stable").tolist():
-            record = int(sample[number])
-            if len(self._listed) == most or density[number] == math.inf:
+        asked: list[int] = []
+        while len(density):
+            number = int(density.argmin())
+            least, record = density[number], int(sample[number])
+            if least == math.inf:
                 break
-            if not records.snapshot(record).holds:
-                last = int(records.last[record])
-                self._listed.append((record, last, rates[number], density[number]))
-        self._listed.reverse()
-
-    def _first_listed(
-        self, geometry: Geometry, needs_pages: bool, slack: float
-    ) -> Snapshot | None:
-        """Takes the next of the list that is as dense as it was, as the tree says now.
-
-        What residents save and free is remembered from when the tree was last asked. It
-        is asked again for one that would go; if it was wrong, the next list is better.
-        """
-        records = self._records
-        if self._tables.requests - self._listed_at > LISTED_REQUESTS:
-            self._listed.clear()
-        row_price, page_price = self._prices()
-        while self._listed:
-            record, last, rate, weighed = self._listed.pop()
-            if not records.is_resident(record) or records.last[record] != last:
-                continue
             snapshot = records.snapshot(record)
             if snapshot.holds:
+                density[sample == record] = math.inf
                 continue
-            gain, pages = records.measure(record, geometry)
-            density = rate * gain / (row_price + page_price * pages)
-            if density <= slack * weighed and (pages or not needs_pages):
+            if record in asked:
                 return snapshot
+            asked.append(record)
+            gain, freed = records.measure(record, geometry)
+            fresh = rates[number] * gain / (row_price + page_price * freed)
+            if needs_pages and not freed:
+                fresh = math.inf
+            if fresh <= least:
+                return snapshot
+            density[sample == record] = fresh
         return None
 
     def _sample(self, count: int) -> Ints:
