@@ -35,6 +35,7 @@ from jaxcache.policies.reuse import (
     HITS_STEP,
     KIND_STEP,
     MAX_HITS,
+    NUM_CLASSES,
     SUPERSEDED_STEP,
     UNKNOWN_RESPONSE,
     Floats,
@@ -141,6 +142,9 @@ class Learned:
         self._row_bytes, self._page_bytes = row_bytes, page_bytes
         # How much dearer rows are than their bytes, and pages cheaper; a logarithm.
         self._lean = 0.0
+        self._row_price, self._page_price = float(row_bytes), float(page_bytes)
+        # By what a class is but for its kind: the offset of each kind.
+        self._offsets: dict[int, list[int]] = {}
         self._random = np.random.default_rng(seed)
         self._draws: Floats = np.zeros(0)
         self._drawn = 0
@@ -194,24 +198,21 @@ class Learned:
 
     def wishes(self, bundle: Bundle, reused: int, free_rows: int) -> Sequence[Wish]:
         """Returns every candidate; one is worth a row, more while rows are free."""
-        tables, base = self._tables, bundle.class_base
         kinds, again = self._candidates(bundle, reused, free_rows)
         positions = list(kinds)
-        offsets = [
-            tables.offset(base + KIND_NUMBER[kind] * KIND_STEP)
-            for kind in kinds.values()
-        ]
+        offset_of = self._offsets_of(bundle.class_base)
+        offsets = [offset_of[KIND_NUMBER[kind]] for kind in kinds.values()]
         if again is not None:
             record = self._record(again)
             offsets[positions.index(again.position)] = int(self._records.offset[record])
         positions.append(bundle.prompt_tokens + EXPECTED_RESPONSE)
-        offsets.append(tables.offset(base + _RESPONSE * KIND_STEP))
-        row_price, page_price = self._prices()
-        token_price = page_price / self._page_tokens
+        offsets.append(offset_of[_RESPONSE])
+        row_price = self._row_price
+        token_price = self._page_price / self._page_tokens
         # A snapshot serves who comes back to it or to a ghost behind it.
         rate, best, best_density = 0.0, 0, -1.0
         for number in reversed(range(len(positions))):
-            rate += tables.fresh_index(offsets[number])
+            rate += self._tables.fresh_index(offsets[number])
             gain = positions[number] - reused
             density = rate * gain / (row_price + token_price * gain)
             if density > best_density:
@@ -226,6 +227,15 @@ class Learned:
             Wish(position, kind, number in worth)
             for number, (position, kind) in enumerate(kinds.items())
         ]
+
+    def _offsets_of(self, class_base: int) -> list[int]:
+        """Returns where the index of each kind begins, of new snapshots."""
+        offsets = self._offsets.get(class_base)
+        if offsets is None:
+            classes = range(class_base, NUM_CLASSES, KIND_STEP)
+            offsets = [self._tables.offset(class_id) for class_id in classes]
+            self._offsets[class_base] = offsets
+        return offsets
 
     def _candidates(
         self, bundle: Bundle, reused: int, free_rows: int
@@ -259,9 +269,10 @@ class Learned:
         """Begins to keep the record of a snapshot."""
         kind = KIND_NUMBER[snapshot.kind]
         class_id = bundle.class_base + kind * KIND_STEP
+        offset = self._offsets_of(bundle.class_base)[kind]
         if bundle.superseded and kind != _BRANCH:
             class_id += SUPERSEDED_STEP
-        offset = self._tables.offset(class_id)
+            offset = self._tables.offset(class_id)
         record = self._records.new(snapshot, offset, bundle.last)
         if record == len(self._bundles):
             self._bundles.append(bundle)
@@ -355,23 +366,26 @@ class Learned:
         records = self._records
         if bundle.offsets:
             self._tables.leave(bundle.offsets, bundle.last)
-        kept = [n for n, each in enumerate(bundle.records) if records.is_resident(each)]
-        ghosts = [each for each in bundle.records if not records.is_resident(each)]
-        bundle.records = [bundle.records[number] for number in kept]
-        bundle.classes = [bundle.classes[number] for number in kept]
-        if bundle.offsets:
-            bundle.offsets = [bundle.offsets[number] for number in kept]
-            self._tables.enter(bundle.offsets, bundle.last)
-        for record in ghosts:
-            self._bundles[record] = None
-        return [records.forget(record) for record in ghosts]
+            bundle.offsets = []
+        members = list(zip(bundle.records, bundle.classes, strict=True))
+        bundle.records, bundle.classes = [], []
+        forgotten = []
+        for record, class_id in members:
+            if records.is_resident(record):
+                bundle.records.append(record)
+                bundle.classes.append(class_id)
+            else:
+                self._bundles[record] = None
+                forgotten.append(records.forget(record))
+        if bundle.records:
+            self._recount(bundle, bundle.last)
+        return forgotten
 
     # ---- what goes first ----
 
     def victim(self, geometry: Geometry, needs_pages: bool) -> Snapshot | None:
         """Returns the least dense resident of a sample."""
-        step = -PRICE_STEP if needs_pages else PRICE_STEP
-        self._lean = min(max(self._lean + step, -PRICE_LIMIT), PRICE_LIMIT)
+        self._move_prices(-PRICE_STEP if needs_pages else PRICE_STEP)
         records = self._records
         records.measure_again(geometry)
         count = records.num_residents
@@ -395,7 +409,7 @@ class Learned:
         It is asked again for the one that would go, until it says the same of the next.
         """
         records, tables = self._records, self._tables
-        row_price, page_price = self._prices()
+        row_price, page_price = self._row_price, self._page_price
         pages = records.pages[sample]
         rates = records.rates(sample, tables.index, tables.requests)
         density = rates * records.gain[sample] / (row_price + page_price * pages)
@@ -431,10 +445,14 @@ class Learned:
         self._drawn += SAMPLES
         return (draws * count).astype(np.int64)
 
-    def _prices(self) -> tuple[float, float]:
-        """Returns what a row and a column of pages cost."""
+    def _move_prices(self, step: float) -> None:
+        """Makes rows dearer and pages cheaper, or the other way round."""
+        self._lean = min(max(self._lean + step, -PRICE_LIMIT), PRICE_LIMIT)
         lean = math.exp(self._lean)
-        return self._row_bytes * lean, self._page_bytes / lean
+        self._row_price, self._page_price = (
+            self._row_bytes * lean,
+            self._page_bytes / lean,
+        )
 
     def _bundle(self, record: int) -> Bundle:
         bundle = self._bundles[record]
