@@ -35,6 +35,7 @@ from jaxcache.policies.reuse import (
     HITS_STEP,
     KIND_STEP,
     MAX_HITS,
+    NUM_CLASSES,
     SUPERSEDED_STEP,
     UNKNOWN_RESPONSE,
     Floats,
@@ -47,18 +48,11 @@ from jaxcache.policies.reuse import (
 KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _BRANCH, _RESPONSE = KIND_NUMBER[BRANCH], KIND_NUMBER[RESPONSE]
 
-# How many residents are weighed at once, and how many numbers are drawn for it.
-SAMPLES = 128
+# How many residents are weighed for a victim, how often if none of them will do, and
+# how many numbers are drawn ahead for it.
+SAMPLES = 64
+SAMPLINGS = 4
 DRAWS = 64 * SAMPLES
-# The least dense are listed for the next victims: so many, but one of so many residents
-# at most, and for so many requests.
-LISTED = 4
-RESIDENTS_A_LISTED = 512
-LISTED_REQUESTS = 8
-# How much denser than it was weighed a victim may be, before others are weighed, and
-# how often they are.
-SLACK = 1.05
-LISTINGS = 8
 
 # A ghost is forgotten this many requests after its bundle was last used.
 GHOST_REQUESTS = 4096
@@ -148,12 +142,12 @@ class Learned:
         self._row_bytes, self._page_bytes = row_bytes, page_bytes
         # How much dearer rows are than their bytes, and pages cheaper; a logarithm.
         self._lean = 0.0
+        self._row_price, self._page_price = float(row_bytes), float(page_bytes)
+        # By what a class is but for its kind: the offset of each kind.
+        self._offsets: dict[int, list[int]] = {}
         self._random = np.random.default_rng(seed)
         self._draws: Floats = np.zeros(0)
         self._drawn = 0
-        # The next victims, the least dense last: record, last use, rate, density.
-        self._listed: list[tuple[int, int, float, float]] = []
-        self._listed_at = 0
         self._tables = ReuseTables()
         self._records = Records()
         # By record.
@@ -206,24 +200,21 @@ class Learned:
         """Returns every candidate; one is worth a row, more while rows are free."""
         reused = now.reused
         bundle.matched, bundle.prompt_tokens = now.matched, now.prompt_tokens
-        tables, base = self._tables, bundle.class_base
         kinds, again = self._candidates(bundle, reused, free_rows)
         positions = list(kinds)
-        offsets = [
-            tables.offset(base + KIND_NUMBER[kind] * KIND_STEP)
-            for kind in kinds.values()
-        ]
+        offset_of = self._offsets_of(bundle.class_base)
+        offsets = [offset_of[KIND_NUMBER[kind]] for kind in kinds.values()]
         if again is not None:
             record = self._record(again)
             offsets[positions.index(again.position)] = int(self._records.offset[record])
         positions.append(bundle.prompt_tokens + EXPECTED_RESPONSE)
-        offsets.append(tables.offset(base + _RESPONSE * KIND_STEP))
-        row_price, page_price = self._prices()
-        token_price = page_price / self._page_tokens
+        offsets.append(offset_of[_RESPONSE])
+        row_price = self._row_price
+        token_price = self._page_price / self._page_tokens
         # A snapshot serves who comes back to it or to a ghost behind it.
         rate, best, best_density = 0.0, 0, -1.0
         for number in reversed(range(len(positions))):
-            rate += tables.fresh_index(offsets[number])
+            rate += self._tables.fresh_index(offsets[number])
             gain = positions[number] - reused
             density = rate * gain / (row_price + token_price * gain)
             if density > best_density:
@@ -238,6 +229,15 @@ class Learned:
             Wish(position, kind, number in worth)
             for number, (position, kind) in enumerate(kinds.items())
         ]
+
+    def _offsets_of(self, class_base: int) -> list[int]:
+        """Returns where the index of each kind begins, of new snapshots."""
+        offsets = self._offsets.get(class_base)
+        if offsets is None:
+            classes = range(class_base, NUM_CLASSES, KIND_STEP)
+            offsets = [self._tables.offset(class_id) for class_id in classes]
+            self._offsets[class_base] = offsets
+        return offsets
 
     def _candidates(
         self, bundle: Bundle, reused: int, free_rows: int
@@ -271,9 +271,10 @@ class Learned:
         """Begins to keep the record of a snapshot."""
         kind = KIND_NUMBER[snapshot.kind]
         class_id = bundle.class_base + kind * KIND_STEP
+        offset = self._offsets_of(bundle.class_base)[kind]
         if bundle.superseded and kind != _BRANCH:
             class_id += SUPERSEDED_STEP
-        offset = self._tables.offset(class_id)
+            offset = self._tables.offset(class_id)
         record = self._records.new(snapshot, offset, bundle.last)
         if record == len(self._bundles):
             self._bundles.append(bundle)
@@ -367,84 +368,75 @@ class Learned:
         records = self._records
         if bundle.offsets:
             self._tables.leave(bundle.offsets, bundle.last)
-        kept = [n for n, each in enumerate(bundle.records) if records.is_resident(each)]
-        ghosts = [each for each in bundle.records if not records.is_resident(each)]
-        bundle.records = [bundle.records[number] for number in kept]
-        bundle.classes = [bundle.classes[number] for number in kept]
-        if bundle.offsets:
-            bundle.offsets = [bundle.offsets[number] for number in kept]
-            self._tables.enter(bundle.offsets, bundle.last)
-        for record in ghosts:
-            self._bundles[record] = None
-        return [records.forget(record) for record in ghosts]
+            bundle.offsets = []
+        members = list(zip(bundle.records, bundle.classes, strict=True))
+        bundle.records, bundle.classes = [], []
+        forgotten = []
+        for record, class_id in members:
+            if records.is_resident(record):
+                bundle.records.append(record)
+                bundle.classes.append(class_id)
+            else:
+                self._bundles[record] = None
+                forgotten.append(records.forget(record))
+        if bundle.records:
+            self._recount(bundle, bundle.last)
+        return forgotten
 
     # ---- what goes first ----
 
     def victim(self, geometry: Geometry, needs_pages: bool) -> Snapshot | None:
         """Returns the least dense resident of a sample."""
-        step = -PRICE_STEP if needs_pages else PRICE_STEP
-        self._lean = min(max(self._lean + step, -PRICE_LIMIT), PRICE_LIMIT)
-        self._records.measure_again(geometry)
-        for need in (True, False) if needs_pages else (False,):
-            victim = self._first_listed(geometry, need, SLACK)
-            for left in reversed(range(LISTINGS)):
-                if victim is None:
-                    self._list_victims(need, everyone=not left and not need)
-                    victim = self._first_listed(
-                        geometry, need, SLACK if left else math.inf
-                    )
-            if victim is not None:
-                return victim
-        return None
-
-    def _list_victims(self, needs_pages: bool, everyone: bool) -> None:
-        """Weighs residents, a sample or everyone, and lists the least dense."""
-        records, tables = self._records, self._tables
+        self._move_prices(-PRICE_STEP if needs_pages else PRICE_STEP)
+        records = self._records
+        records.measure_again(geometry)
         count = records.num_residents
-        sample = records.residents[:count]
-        if count > SAMPLES and not everyone:
-            sample = sample[self._sample(count)]
-        row_price, page_price = self._prices()
+        everyone = sample = records.residents[:count]
+        for _ in range(SAMPLINGS):
+            if count > SAMPLES:
+                sample = everyone[self._sample(count)]
+            victim = self._least(sample, geometry, needs_pages)
+            if victim is not None or count <= SAMPLES:
+                break
+        if victim is None and needs_pages:
+            victim = self._least(sample, geometry, needs_pages=False)
+        return victim or self._least(everyone, geometry, needs_pages=False)
+
+    def _least(
+        self, sample: Ints, geometry: Geometry, needs_pages: bool
+    ) -> Snapshot | None:
+        """Returns the least dense of a sample, as the tree says at this moment.
+
+        What residents save and free is remembered from when the tree was last asked.
+        It is asked again for the one that would go, until it says the same of the next.
+        """
+        records, tables = self._records, self._tables
+        row_price, page_price = self._row_price, self._page_price
         pages = records.pages[sample]
         rates = records.rates(sample, tables.index, tables.requests)
         density = rates * records.gain[sample] / (row_price + page_price * pages)
         if needs_pages:
             density[pages <= 0] = math.inf
-        most = max(min(LISTED, count // RESIDENTS_A_LISTED), 1)
-        self._listed_at = tables.requests
-        self._listed = []
-        for number in density.argsort(kind="stable").tolist():
-            record = int(sample[number])
-            if len(self._listed) == most or density[number] == math.inf:
+        asked: list[int] = []
+        while len(density):
+            number = int(density.argmin())
+            least, record = density[number], int(sample[number])
+            if least == math.inf:
                 break
-            if not records.snapshot(record).holds:
-                last = int(records.last[record])
-                self._listed.append((record, last, rates[number], density[number]))
-        self._listed.reverse()
-
-    def _first_listed(
-        self, geometry: Geometry, needs_pages: bool, slack: float
-    ) -> Snapshot | None:
-        """Takes the next of the list that is as dense as it was, as the tree says now.
-
-        What residents save and free is remembered from when the tree was last asked. It
-        is asked again for one that would go; if it was wrong, the next list is better.
-        """
-        records = self._records
-        if self._tables.requests - self._listed_at > LISTED_REQUESTS:
-            self._listed.clear()
-        row_price, page_price = self._prices()
-        while self._listed:
-            record, last, rate, weighed = self._listed.pop()
-            if not records.is_resident(record) or records.last[record] != last:
-                continue
             snapshot = records.snapshot(record)
             if snapshot.holds:
+                density[sample == record] = math.inf
                 continue
-            gain, pages = records.measure(record, geometry)
-            density = rate * gain / (row_price + page_price * pages)
-            if density <= slack * weighed and (pages or not needs_pages):
+            if record in asked:
                 return snapshot
+            asked.append(record)
+            gain, freed = records.measure(record, geometry)
+            fresh = rates[number] * gain / (row_price + page_price * freed)
+            if needs_pages and not freed:
+                fresh = math.inf
+            if fresh <= least:
+                return snapshot
+            density[sample == record] = fresh
         return None
 
     def _sample(self, count: int) -> Ints:
@@ -455,10 +447,14 @@ class Learned:
         self._drawn += SAMPLES
         return (draws * count).astype(np.int64)
 
-    def _prices(self) -> tuple[float, float]:
-        """Returns what a row and a column of pages cost."""
+    def _move_prices(self, step: float) -> None:
+        """Makes rows dearer and pages cheaper, or the other way round."""
+        self._lean = min(max(self._lean + step, -PRICE_LIMIT), PRICE_LIMIT)
         lean = math.exp(self._lean)
-        return self._row_bytes * lean, self._page_bytes / lean
+        self._row_price, self._page_price = (
+            self._row_bytes * lean,
+            self._page_bytes / lean,
+        )
 
     def _bundle(self, record: int) -> Bundle:
         bundle = self._bundles[record]

@@ -174,10 +174,11 @@ class Records:
 
     def rates(self, residents: Ints, index: Floats, now: int) -> Floats:
         """Returns the sum of the index of all that each resident serves."""
-        total: Floats = self._index(self.served[residents], index, now) @ _ONES
+        served = self.served.take(residents, axis=0)
+        total: Floats = self._index(served, index, now) @ _ONES
         return total
 
     def _index(self, records: Ints, index: Floats, now: int) -> Floats:
-        ages = AGE_BUCKET.take(now - self.last[records], mode="clip")
-        ages += self.offset[records]
+        ages = AGE_BUCKET.take(now - self.last.take(records), mode="clip")
+        ages += self.offset.take(records)
         return index.take(ages)

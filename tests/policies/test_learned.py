@@ -218,11 +218,11 @@ def test_prices_follow_what_is_short() -> None:
     policy, tree = make(), FakeTree()
     for number in range(4):
         add(policy, tree, f"p{number}", 320)
-    row, page = policy._prices()
+    row, page = policy._row_price, policy._page_price
     for _ in range(10):
         policy.victim(tree, needs_pages=True)
-    assert policy._prices()[0] < row
-    assert policy._prices()[1] > page
+    assert policy._row_price < row
+    assert policy._page_price > page
 
 
 def test_marked_positions_are_welcome() -> None:
