@@ -23,6 +23,7 @@ from jaxcache.policies.candidates import candidates
 from jaxcache.policies.policy import (
     BRANCH,
     KINDS,
+    MARKED,
     NO_ROW,
     RESPONSE,
     Arrival,
@@ -45,8 +46,14 @@ from jaxcache.policies.reuse import (
     response_of,
 )
 
-KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
-_BRANCH, _RESPONSE = KIND_NUMBER[BRANCH], KIND_NUMBER[RESPONSE]
+_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+_MARKED, _BRANCH, _RESPONSE = (_NUMBERS[kind] for kind in (MARKED, BRANCH, RESPONSE))
+
+
+def number_of(kind: str) -> int:
+    """Returns the number of a kind; one that is not known is the caller's, marked."""
+    return _NUMBERS.get(kind, _MARKED)
+
 
 # How many residents are weighed for a victim, how often if none of them will do, and
 # how many numbers are drawn ahead for it.
@@ -203,7 +210,7 @@ class Learned:
         kinds, again = self._candidates(bundle, reused, free_rows)
         positions = list(kinds)
         offset_of = self._offsets_of(bundle.class_base)
-        offsets = [offset_of[KIND_NUMBER[kind]] for kind in kinds.values()]
+        offsets = [offset_of[number_of(kind)] for kind in kinds.values()]
         if again is not None:
             record = self._record(again)
             offsets[positions.index(again.position)] = int(self._records.offset[record])
@@ -223,7 +230,7 @@ class Learned:
         bundle.places_response = best == len(kinds)
         worth = {best}
         if free_rows > 0:
-            telling = [KIND_NUMBER[kind] for kind in kinds.values()]
+            telling = [number_of(kind) for kind in kinds.values()]
             worth.update(np.argsort(telling, kind="stable")[:free_rows].tolist())
         return [
             Wish(position, kind, number in worth)
@@ -269,7 +276,7 @@ class Learned:
 
     def added(self, bundle: Bundle, snapshot: Snapshot) -> None:
         """Begins to keep the record of a snapshot."""
-        kind = KIND_NUMBER[snapshot.kind]
+        kind = number_of(snapshot.kind)
         class_id = bundle.class_base + kind * KIND_STEP
         offset = self._offsets_of(bundle.class_base)[kind]
         if bundle.superseded and kind != _BRANCH:

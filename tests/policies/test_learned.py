@@ -225,12 +225,13 @@ def test_prices_follow_what_is_short() -> None:
     assert policy._page_price > page
 
 
-def test_marked_positions_are_welcome() -> None:
+@pytest.mark.parametrize("kind", ["marked", "of the caller's own"])
+def test_marked_positions_are_welcome(kind: str) -> None:
     policy, tree = make(), FakeTree()
     bundle = policy.arrive(Arrival(640, 0, 0, None))
     (node,) = tree.grow((("a", 640),))
     for position in (100, 200, 300):
-        policy.added(bundle, tree.add(node, position, "marked", 0))
+        policy.added(bundle, tree.add(node, position, kind, 0))
     for _ in range(3 * NUM_AGES):
         hit, credited, matched = tree.look_up((("a", 640),), 639)
         assert hit is not None
