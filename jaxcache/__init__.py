@@ -37,6 +37,14 @@ from jaxcache.host.plans import StepPlan
 from jaxcache.host.stats import SlotUse, Stats
 from jaxcache.inputs.buckets import Bucket, Buckets
 from jaxcache.inputs.packing import NEXT_TOKEN, PackedInputs, Packer, StepWork
+from jaxcache.policies.fixed_points import (
+    FixedPoints,
+    branch,
+    from_end,
+    from_start,
+    periodic,
+    response,
+)
 from jaxcache.policies.learned import Learned
 from jaxcache.policies.lru import Lru
 from jaxcache.policies.policy import Arrival, Policy, PolicyMaker, Wish
@@ -54,6 +62,7 @@ __all__ = [
     "CacheManager",
     "CacheState",
     "Emission",
+    "FixedPoints",
     "Geometry",
     "Learned",
     "Lookup",
@@ -86,6 +95,7 @@ __all__ = [
     "after_read",
     "auto",
     "begin_step",
+    "branch",
     "clear_pages",
     "clear_rows",
     "copy_pages",
@@ -94,11 +104,15 @@ __all__ = [
     "explain_compiled",
     "explain_step",
     "fill_next_tokens",
+    "from_end",
+    "from_start",
     "init_cache",
     "jit_mover",
     "jit_step",
+    "periodic",
     "read_pages",
     "read_rows",
+    "response",
     "update_tables",
     "write_rows",
     "write_tokens",

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.policies.fixed_points import FixedPoints
 from jaxcache.policies.policy import Policy, PolicyMaker
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy
 from jaxcache.prefixes.order import EvictionOrder
@@ -108,6 +109,7 @@ def check_options(
     buckets: Buckets,
     policy: SnapshotPolicy,
     emission: Emission,
+    max_tokens: int,
 ) -> None:
     """Refuses options that would fail when they are used, or never take a snapshot.
 
@@ -128,6 +130,9 @@ def check_options(
         raise ValueError(
             f"policy must be an object whose response is True or False, got {policy!r}"
         )
+    if layout.has_recurrent and isinstance(policy, FixedPoints):
+        if reason := policy.never_hits(max_tokens):
+            raise ValueError(f"policy can never hit: {reason}, got {policy!r}")
     if layout.has_recurrent and emission.grid and not buckets.max_snapshots:
         raise ValueError(
             "buckets.max_snapshots must be at least 2 where states are emitted inside "

@@ -94,7 +94,7 @@ class CacheManager:
         emission = Emission.anywhere() if emission is None else emission
         eviction = Learned if eviction is None else eviction
         check_size(layout, size)
-        check_options(layout, buckets, policy, emission)
+        check_options(layout, buckets, policy, emission, size.max_tokens)
         order = make_policy(layout, eviction)
         pages, rows = PagePools(size), RowPool(size)
         tree = PrefixTree(layout, size, pages, rows, order)

@@ -20,7 +20,7 @@ from jaxcache.host.plans import COMPLETED, Chunk, Reading, StepPlan
 from jaxcache.host.repeats import Repeats
 from jaxcache.host.requests import NOTHING_WANTED, Request
 from jaxcache.policies.policy import RESPONSE
-from jaxcache.policies.snapshots import Point
+from jaxcache.policies.snapshots import Auto, Point
 from jaxcache.prefixes.nodes import NO_ROW, Node
 
 TWIN = "the tree had one at this position already"
@@ -304,12 +304,16 @@ class Publisher:
         has_row = wanted and has_row and not request.is_lost and history > 0
         if not request.reuse:
             return None
-        is_ghost = has_row and not core.eviction.wants_response(
-            request.bundle,
-            history,
-            history - request.found.lookup.prompt_tokens,
-            core.rows.free,
-        )
+        is_ghost = False
+        if has_row:
+            is_worth_it = core.eviction.wants_response(
+                request.bundle,
+                history,
+                history - request.found.lookup.prompt_tokens,
+                core.rows.free,
+            )
+            # A policy with points of its own has decided already.
+            is_ghost = isinstance(core.policy, Auto) and not is_worth_it
         if has_row:
             end = history
         elif core.has_rows:
