@@ -181,12 +181,12 @@ class Evictor:
         if keep == have and begun:
             return
         dropped, tail = node.pages[:, keep:], node.tail
+        self._report(node, first + keep, dropped, tail)
         node.tail = None
         node.pages = node.pages[:, :keep].copy()
         if begun and dropped.shape[1]:
             # The whole page of which the begun one is left.
-            node.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
-            node.tail_end = needed
+            dropped = self._leave_first(node, dropped, needed)
         elif needed <= node.start and node.start % self._page:
             dropped, tail = self._leave_to_above(node, dropped, tail)
         self._free(dropped, tail)
@@ -220,11 +220,7 @@ class Evictor:
                 and self._wants_begun(above, above.end)
             ):
                 if find_partial_page(above, above.end, self._page) is None:
-                    if dropped.shape[1]:
-                        above.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
-                    else:
-                        above.tail, tail = tail, None
-                    above.tail_end = above.end
+                    dropped, tail = self._leave_begun(above, dropped, tail, above.end)
                     self._residency.account(above)
                 break
             above = above.parent
@@ -244,6 +240,8 @@ class Evictor:
             return
         node.tail = None
         if is_covered or find_partial_page(node, node.tail_end, self._page) is not None:
+            if self._residency.listener is not None:
+                self._residency.listener.begun_removed(node, tail)
             self._pages.put(tail[:, None])
             self._residency.account(node)
         else:
@@ -259,10 +257,21 @@ class Evictor:
         if keep <= node.start:
             self._remove(node)
         elif keep < node.end:
-            node.edge = node.edge[: 4 * (keep - node.start)]
-            node.end = keep
+            tail, listener = node.tail, self._residency.listener
+            if listener is not None and tail is not None and keep < node.tail_end:
+                listener.begun_removed(node, tail)
+                node.tail_end = keep
+                listener.begun_stored(node, tail)
+            self._cut_edge(node, keep)
             node.tail_end = min(node.tail_end, keep)
             self._residency.version += 1
+
+    def _cut_edge(self, node: Node, end: int) -> None:
+        """Forgets the tokens of a node from `end` on."""
+        node.edge = node.edge[: 4 * (end - node.start)]
+        node.end = end
+        if node.digests:
+            del node.digests[end // self._page - node.start // self._page :]
 
     def _remove(self, leaf: Node) -> None:
         """Takes a node out of the tree that has nothing left."""
@@ -276,6 +285,43 @@ class Evictor:
         self._residency.version += 1
         if not parent.children:
             parent.children = NO_CHILDREN
+
+    def _report(
+        self, node: Node, first: int, dropped: Int32s, tail: Int32s | None
+    ) -> None:
+        """Tells the listener what a node loses; its tokens must be there still."""
+        listener = self._residency.listener
+        if listener is not None:
+            listener.pages_removed(node, first, dropped)
+            if tail is not None:
+                listener.begun_removed(node, tail)
+
+    def _leave_first(self, node: Node, dropped: Int32s, end: int) -> Int32s:
+        """Leaves the beginning of the first page that a node loses, up to `end`, to it.
+
+        Returns:
+            The other pages.
+        """
+        node.tail, node.tail_end = dropped[:, 0].copy(), end
+        if self._residency.listener is not None:
+            self._residency.listener.begun_stored(node, node.tail)
+        return dropped[:, 1:]
+
+    def _leave_begun(
+        self, node: Node, dropped: Int32s, tail: Int32s | None, end: int
+    ) -> tuple[Int32s, Int32s | None]:
+        """Leaves the beginning of a page, whole or begun, up to `end` to a node.
+
+        Returns:
+            The other pages.
+        """
+        if dropped.shape[1]:
+            return self._leave_first(node, dropped, end), tail
+        if tail is not None:
+            node.tail, node.tail_end = tail, end
+            if self._residency.listener is not None:
+                self._residency.listener.begun_stored(node, tail)
+        return dropped, None
 
     def _free(self, dropped: Int32s, tail: Int32s | None) -> None:
         self._pages.put(dropped)
@@ -325,10 +371,11 @@ class Evictor:
         parent = leaf.parent
         assert parent is not None
         dropped, tail = leaf.pages, leaf.tail
+        self._report(leaf, leaf.start // self._page, dropped, tail)
         del self.leaves[leaf]
         self._remove(leaf)
         if leaf.start % self._page:
-            dropped, tail = self._leave_begun(parent, dropped, tail)
+            dropped, tail = self._leave_to_parent(parent, dropped, tail)
         self._free(dropped, tail)
         if not parent.children:
             if not isinstance(parent, Root):
@@ -338,24 +385,21 @@ class Evictor:
                 del self._residency.roots[parent.scope]
 
     def _cut_leaf(self, leaf: Node, cut: int) -> None:
-        keep = cut // self._page - leaf.start // self._page
+        first = leaf.start // self._page
+        keep = cut // self._page - first
         dropped, tail = leaf.pages[:, keep:], leaf.tail
+        self._report(leaf, first + keep, dropped, tail)
         leaf.tail = None
         if cut % self._page:
-            if dropped.shape[1]:
-                leaf.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
-                leaf.tail_end = cut
-            else:
-                leaf.tail, tail = tail, None
-                leaf.tail_end = min(leaf.tail_end, cut)
-        leaf.edge = leaf.edge[: 4 * (cut - leaf.start)]
-        leaf.end = cut
+            end = cut if dropped.shape[1] else min(leaf.tail_end, cut)
+            dropped, tail = self._leave_begun(leaf, dropped, tail, end)
+        self._cut_edge(leaf, cut)
         leaf.pages = leaf.pages[:, :keep].copy()
         self._free(dropped, tail)
         self._residency.account(leaf)
         self._residency.version += 1
 
-    def _leave_begun(
+    def _leave_to_parent(
         self, parent: Node, dropped: Int32s, tail: Int32s | None
     ) -> tuple[Int32s, Int32s | None]:
         """Leaves the page that began in the parent to it, if no other node has it."""
@@ -366,10 +410,6 @@ class Evictor:
             and parent.extent <= begin
             and find_partial_page(parent, parent.end, self._page) is None
         ):
-            if dropped.shape[1]:
-                parent.tail, dropped = dropped[:, 0].copy(), dropped[:, 1:]
-            else:
-                parent.tail, tail = tail, None
-            parent.tail_end = parent.end
+            dropped, tail = self._leave_begun(parent, dropped, tail, parent.end)
             self._residency.account(parent)
         return dropped, tail

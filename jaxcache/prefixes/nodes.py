@@ -99,10 +99,13 @@ class Node:
         live: Children that are live.
         loose: Columns of pages that eviction may free, as the tree has counted them.
         loose_holes: Pages missing in those, by group.
+        digests: Chained hashes of its first whole pages, with pages or not, as far as a
+            listener has asked for them; only the listener adds to them.
     """
 
     __slots__ = (
         "children",
+        "digests",
         "edge",
         "end",
         "holds",
@@ -138,6 +141,7 @@ class Node:
         self.live = 0
         self.loose = 0
         self.loose_holes: npt.NDArray[np.int64] | None = None
+        self.digests: list[bytes] = NO_DIGESTS
 
     @property
     def extent(self) -> int:
@@ -200,6 +204,7 @@ class Root(Node):
 NO_CHILDREN: dict[bytes, Node] = {}
 NO_SNAPSHOTS: list[Snapshot] = []
 NO_HOLDS: list[Hold] = []
+NO_DIGESTS: list[bytes] = []
 
 
 def common_tokens(edge: bytes, edge_at: int, data: bytes, at: int) -> int:

@@ -12,6 +12,7 @@ all above it *live*, and for nothing else.
 
 import numpy as np
 
+from jaxcache.prefixes.listener import Listener
 from jaxcache.prefixes.nodes import NO_HOLDS, Hold, Node, Root, Snapshot
 from jaxcache.prefixes.slots import PagePools
 
@@ -25,6 +26,7 @@ class Residency:
         version: Grows with every change that could change a lookup.
         num_snapshots: Resident snapshots.
         num_held: Those of them that a request needs.
+        listener: Who is told what becomes resident and what ceases to be.
     """
 
     def __init__(self, pages: PagePools, tokens_per_page: int) -> None:
@@ -34,6 +36,7 @@ class Residency:
         self.version = 0
         self.num_snapshots = 0
         self.num_held = 0
+        self.listener: Listener | None = None
         self._has_holes = False
         self._loose = 0
         self._loose_holes = np.zeros(pages.num_groups, np.int64)
@@ -210,6 +213,8 @@ class Residency:
         self.version += 1
         if not was_live:
             self.enliven(node)
+        if self.listener is not None:
+            self.listener.snapshot_stored(snapshot)
 
     def count_out(self, snapshot: Snapshot) -> None:
         """Counts a snapshot that has lost its row."""
@@ -220,3 +225,5 @@ class Residency:
         self.version += 1
         if not node.is_live:
             self.fade(node)
+        if self.listener is not None:
+            self.listener.snapshot_removed(snapshot)

@@ -10,7 +10,7 @@ import operator
 
 import numpy as np
 
-from jaxcache.layouts import CacheLayout, CacheSize, Window
+from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize, Window
 from jaxcache.prefixes.eviction import Evictor
 from jaxcache.prefixes.nodes import (
     NO_HOLDS,
@@ -245,9 +245,10 @@ class PrefixTree:
                 self._split(node, node.tail_end)
             elif node.tail is not None:
                 # Its tokens begin the first of the pages that come now.
-                self.pages.put(node.tail[:, None])
-                node.tail = None
+                self._drop_tail(node, node.tail)
             node.pages = np.concatenate((node.pages, missing), axis=1)
+            if self.residency.listener is not None:
+                self.residency.listener.pages_stored(node, first + have, missing)
             self.residency.account(node)
             self.residency.version += 1
         return min(have, int(mine.shape[1]))
@@ -260,7 +261,12 @@ class PrefixTree:
             missing = (theirs == 0) & (given != 0)
             if missing.any():
                 theirs[missing] = given[missing]
-                given[missing] = 0
+                if self.residency.listener is not None:
+                    filled = np.where(missing, given, NULL_SLOT)
+                    self.residency.listener.pages_stored(
+                        node, node.start // self.tokens_per_page + index, filled
+                    )
+                given[missing] = NULL_SLOT
                 self.residency.account(node)
                 self.residency.version += 1
         self.pages.put(given)
@@ -290,14 +296,19 @@ class PrefixTree:
             self.residency.account(leaf)
             self.residency.version += 1
             if whole:
+                if self.residency.listener is not None:
+                    first = leaf.start // self.tokens_per_page
+                    self.residency.listener.pages_stored(leaf, first, columns)
                 self.evictor.drop_covered_tail(node)
             return leaf
         if node.tail is not None:
             # Its tokens begin the next page, whole or partial, that comes now.
-            self.pages.put(node.tail[:, None])
-            node.tail = None
+            self._drop_tail(node, node.tail)
         node.edge += edge
         node.end += len(edge) // 4
+        if whole and self.residency.listener is not None:
+            first = node.start // self.tokens_per_page + node.pages.shape[1]
+            self.residency.listener.pages_stored(node, first, columns)
         node.pages = np.concatenate((node.pages, columns), axis=1)
         self.residency.account(node)
         self.residency.version += 1
@@ -311,9 +322,11 @@ class PrefixTree:
             self.pages.put(tail[:, None])
             return
         if node.tail is not None:
-            self.pages.put(node.tail[:, None])
+            self._drop_tail(node, node.tail)
         node.tail = tail.copy()
         node.tail_end = position
+        if self.residency.listener is not None:
+            self.residency.listener.begun_stored(node, node.tail)
         self.residency.account(node)
         self.residency.version += 1
         # Shorter beginnings of this page are in it too.
@@ -321,6 +334,13 @@ class PrefixTree:
         while above is not None and above.end > position - position % page:
             self.evictor.drop_covered_tail(above)
             above = above.parent
+
+    def _drop_tail(self, node: Node, tail: Int32s) -> None:
+        """Gives back the begun page of a node, for which another has come."""
+        if self.residency.listener is not None:
+            self.residency.listener.begun_removed(node, tail)
+        self.pages.put(tail[:, None])
+        node.tail = None
 
     def _split(self, node: Node, at: int) -> Node:
         """Splits a node; it stays the lower part, and the new upper one is returned.
@@ -343,9 +363,11 @@ class PrefixTree:
         node.start = at
         node.pages = node.pages[:, keep:].copy()
         upper.children = {node.edge[:4]: node}
+        if node.digests:
+            upper.digests = node.digests[:keep]
+            node.digests = node.digests[keep:]
         if node.tail is not None and leave_tail:
-            upper.tail, upper.tail_end = node.tail, min(node.tail_end, at)
-            node.tail = None
+            self._leave_tail(node, upper, node.tail)
         if node.snapshots:
             index = bisect.bisect_right(node.snapshots, at, key=_POSITION)
             upper.snapshots = node.snapshots[:index] or NO_SNAPSHOTS
@@ -361,6 +383,16 @@ class PrefixTree:
         self.residency.account(node)
         self.residency.account(upper)
         return upper
+
+    def _leave_tail(self, node: Node, upper: Node, tail: Int32s) -> None:
+        """Moves the begun page of a node to the upper part that was split off."""
+        listener, end = self.residency.listener, node.tail_end
+        if listener is not None and end > upper.end:
+            listener.begun_removed(node, tail)
+        node.tail = None
+        upper.tail, upper.tail_end = tail, min(end, upper.end)
+        if listener is not None and end > upper.end:
+            listener.begun_stored(upper, tail)
 
     def _split_holds(self, node: Node, upper: Node, at: int) -> None:
         page = self.tokens_per_page
