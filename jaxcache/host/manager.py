@@ -23,6 +23,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from jaxcache.events.stream import EventStream, describe
 from jaxcache.host.admission import (
     check_options,
     check_size,
@@ -310,6 +311,20 @@ class CacheManager:
         core.forget(request, "cancelled")
         core.tally.counts["cancelled"] += 1
         self._publisher.close(request)
+
+    def listen(self, *, rank: int = 0) -> EventStream:
+        """Returns a stream of all that can be restored, and then of what changes.
+
+        Nothing is hashed, and nothing kept, until somebody listens.
+
+        Args:
+            rank: Which of several data-parallel caches this is.
+
+        Raises:
+            ValueError: if a stream listens already that was not closed.
+        """
+        shape = describe(self._core.layout, copies=self._core.copies)
+        return EventStream(shape, self._core.tree.residency, rank=rank)
 
     # -- questions ---------------------------------------------------------------------
 
