@@ -78,8 +78,10 @@ def table(reference: dict[Key, dict[str, Any]], hits: dict[Key, Series]) -> list
             mean = f"{statistics.mean(share):.3f}" if share else "-"
             lines.append(f"| {where} | {policy} | {shown} | {mean} |")
     for policy, share in fractions.items():
-        mean = statistics.mean(share)
-        lines.append(f"| mean of {len(share)} cells | {policy} | | {mean:.3f} |")
+        lines.append(
+            f"| mean of {len(share)} cells | {policy} | "
+            f"| {statistics.mean(share):.3f} |"
+        )
     return lines
 
 
