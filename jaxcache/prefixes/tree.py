@@ -168,7 +168,7 @@ class PrefixTree:
             else:
                 node = child
         if tail is not None:
-            self._give_tail(node, pos, tail)
+            node = self._give_tail(node, pos, tail)
         return node, adopted
 
     def node_at(self, hint: Node | None, position: int) -> Node:
@@ -315,12 +315,19 @@ class PrefixTree:
         self.evictor.touch_leaf(node)
         return node
 
-    def _give_tail(self, node: Node, position: int, tail: Int32s) -> None:
-        """Publishes a page that is begun at the end of the tokens published before."""
+    def _give_tail(self, node: Node, position: int, tail: Int32s) -> Node:
+        """Publishes a page that is begun at the end of the tokens published before.
+
+        Returns:
+            The node in which the last of them lies.
+        """
         page = self.tokens_per_page
         if find_partial_page(node, position, page) is not None:
             self.pages.put(tail[:, None])
-            return
+            return node
+        if node.pages.shape[1] > position // page - node.start // page:
+            # The node has the whole page, but not in every group: both are needed.
+            node = self._split(node, position)
         if node.tail is not None:
             self._drop_tail(node, node.tail)
         node.tail = tail.copy()
@@ -334,6 +341,7 @@ class PrefixTree:
         while above is not None and above.end > position - position % page:
             self.evictor.drop_covered_tail(above)
             above = above.parent
+        return node
 
     def _drop_tail(self, node: Node, tail: Int32s) -> None:
         """Gives back the begun page of a node, for which another has come."""

@@ -233,6 +233,16 @@ def attach(tree: Tree, node: Node, position: int) -> Snapshot:
     return snapshot
 
 
+def test_a_begun_page_is_found_where_the_whole_one_lacks_a_group() -> None:
+    tree = Tree("two groups")
+    columns = tree.pages.take(1)
+    tree._drop(columns, 1, 0)
+    tree.tree.insert(None, None, 0, _bytes((0, 0, 1, 1)), columns)
+    node = publish(tree, (0, 0), tail=True)
+    attach(tree, node, 2)
+    assert tree.find((0, 0, 1, 1, 1)).lookup.reused_tokens == 2
+
+
 def test_a_begun_page_serves_no_token_that_it_does_not_hold() -> None:
     """One sequence is published without its begun page, a shorter one with."""
     tree = Tree("hybrid")
