@@ -9,6 +9,7 @@ from jaxcache.events.mirror import Mirror
 from jaxcache.events.records import Batch, decode_batch, encode_batch
 from jaxcache.events.stream import EventStream
 from jaxcache.host.manager import CacheManager
+from jaxcache.prefixes.residency import Residency
 
 SCOPES = (None, "other")
 
@@ -75,15 +76,17 @@ def assert_equal(
 
 def assert_same_contents(mirror: Mirror, manager: CacheManager) -> None:
     """A mirror that followed holds what one that came just now is told, no more."""
-    fresh = Mirror()
-    core = manager._core
-    listener = core.tree.residency.listener
-    core.tree.residency.listener = None
-    stream = manager.listen()
+    assert_same_as_told_now(mirror, manager._core.tree.residency)
+
+
+def assert_same_as_told_now(mirror: Mirror, residency: Residency) -> None:
+    listener, residency.listener = residency.listener, None
+    stream = EventStream(mirror.shape, residency)
     batch = stream.take()
     stream.close()
-    core.tree.residency.listener = listener
+    residency.listener = listener
     assert batch is not None
+    fresh = Mirror()
     fresh.apply(batch)
     assert contents(mirror) == contents(fresh)
 

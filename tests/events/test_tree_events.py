@@ -1,0 +1,85 @@
+"""A mirror of a prefix tree that is short of room, with holes in its windows."""
+
+import random
+
+import pytest
+
+from jaxcache.events.mirror import Mirror
+from jaxcache.events.stream import EventStream, describe
+from tests.events.following import assert_same_as_told_now, follow
+from tests.host.caches import KINDS
+from tests.host.test_tree import (
+    Held,
+    Tree,
+    _random_tokens,
+    _release,
+)
+
+WITH_WINDOW = "attention with a window"
+
+
+@pytest.fixture(autouse=True)
+def _window_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, window, _ = KINDS["two groups"]
+    monkeypatch.setitem(KINDS, WITH_WINDOW, (full, window))
+
+
+class Followed:
+    """A tree, and a mirror of it."""
+
+    def __init__(self, kind: str, num_pages: int = 64, num_rows: int = 30) -> None:
+        self.tree = Tree(kind, num_pages=num_pages, num_rows=num_rows)
+        self.residency = self.tree.tree.residency
+        self.mirror = Mirror()
+        shape = describe(self.tree.layout, copies=True)
+        self.stream = EventStream(shape, self.residency)
+        follow(self.stream, self.mirror)
+
+    def check(self, *prompts: tuple[int, ...]) -> int:
+        """Returns the most that can be restored of any of the prompts."""
+        follow(self.stream, self.mirror)
+        assert_same_as_told_now(self.mirror, self.residency)
+        best = 0
+        for prompt in prompts:
+            reused = self.tree.find(prompt).lookup.reused_tokens
+            assert self.mirror.restorable(list(prompt)) == reused, prompt
+            best = max(best, reused)
+        return best
+
+
+@pytest.mark.parametrize("kind", [*KINDS, WITH_WINDOW])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mirror_equals_a_tree_that_is_short_of_room(kind: str, seed: int) -> None:
+    rng = random.Random(f"{kind} {seed}")
+    followed = Followed(kind)
+    tree, residency = followed.tree, followed.residency
+    known: list[tuple[int, ...]] = [()]
+    held: list[Held] = []
+    hits = 0
+    for _ in range(120):
+        need = rng.choice([16, 16, 48])
+        if held and not tree.has_room(need):
+            _release(tree, held.pop(0))
+            followed.check()
+            continue
+        tree.tree.evictor.make_room(need, min(2, tree.rows.num_rows))
+        followed.check()
+        tokens = _random_tokens(rng, known)
+        known.append(tokens)
+        tree.model.snapshots = tree.resident_snapshots()
+        tree.publish(tokens, rng, holes=True)
+        assert tree.last is not None
+        tree.tree.evictor.shrink(tree.last)
+        prompts = [(*_random_tokens(rng, known), 0) for _ in range(6)]
+        hits += followed.check(*prompts) > 0
+        found = tree.find(prompts[0])
+        if found.node is not None and rng.random() < 0.5:
+            hold = residency.hold(found.node, found.held)
+            if found.snapshot is not None:
+                residency.hold_snapshot(found.snapshot)
+            reused = found.lookup.reused_tokens
+            held.append(Held(hold, found.snapshot, prompts[0], reused))
+        if len(held) > 6:
+            _release(tree, held.pop(0))
+            followed.check()
+    assert hits > 10
