@@ -10,6 +10,7 @@ that eviction never stops.
     commit    `complete` of the prefill steps, by request
     decode    `plan` and `complete` of decode steps, by token
     finish    `finish`, by request
+    events    taking what a wave told, with `--events`, by request
 
 `--check` exits with 1 if a target of `TARGETS` is missed.
 """
@@ -149,6 +150,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         max_copies=options.wave,
     )
     manager = CacheManager(layout, size, buckets, eviction=POLICIES[options.policy])
+    stream = manager.listen() if options.events else None
+    told = 0
     prompts = make_prompts(options)
     sampled = np.arange(options.wave, dtype=np.int32)
     clock = Clock()
@@ -156,6 +159,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for first in range(0, options.requests, options.wave):
         wave = range(first, min(first + options.wave, options.requests))
         serve_wave(manager, wave, prompts, sampled, options, clock)
+        clock.start()
+        if stream is not None and (batch := stream.take()) is not None:
+            told += len(batch.events)
+        clock.stop("events")
     seconds = time.perf_counter() - began
     stats, count = manager.stats, options.requests
     manager.check()
@@ -174,6 +181,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "commit_us": spent["commit"],
         "decode_us_per_token": spent["decode"] / (options.generated - 1),
         "finish_us": spent["finish"],
+        "events": told,
+        "events_us": spent["events"],
         "hit": stats.reuse_ratio,
         "snapshots_evicted": stats.snapshots_evicted,
         "columns_evicted": stats.columns_evicted,
@@ -193,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON line")
     parser.add_argument("--check", action="store_true", help="exit 1 if it is slow")
+    parser.add_argument("--events", action="store_true", help="somebody listens")
     parser.add_argument("--policy", choices=POLICIES, default="learned")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--prompt", type=int, default=4096)

@@ -13,6 +13,8 @@ from tests.host.test_tree import (
     Tree,
     _random_tokens,
     _release,
+    attach,
+    publish,
 )
 
 WITH_WINDOW = "attention with a window"
@@ -83,3 +85,13 @@ def test_a_mirror_equals_a_tree_that_is_short_of_room(kind: str, seed: int) -> N
             _release(tree, held.pop(0))
             followed.check()
     assert hits > 10
+
+
+def test_a_begun_page_that_is_cut_short_is_told_anew() -> None:
+    """A split leaves it to the upper part, with the tokens that are needed there."""
+    followed = Followed("hybrid")
+    node = publish(followed.tree, (0, 0, 0), tail=True)
+    attach(followed.tree, node, 2)
+    assert followed.check((0, 0, 0, 1)) == 2
+    publish(followed.tree, (0, 0, 1, 1))
+    assert followed.check((0, 0, 1, 1), (0, 0, 0, 1), (0, 0, 7)) == 2
