@@ -152,9 +152,8 @@ class Mirror:
                     self._page_removed(name, (event.group, event.tier))
             case BegunStored():
                 parent = self._parent(event.parent, event.scope)
-                tokens = np.array(event.tokens, np.int32).tobytes()
                 place = event.group, event.tier
-                self._page_stored(event.hash, parent, tokens, place)
+                self._page_stored(event.hash, parent, event.tokens.data, place)
             case SnapshotStored():
                 parent = self._parent(event.parent, event.scope)
                 below = self._snapshots.setdefault(parent, {})
@@ -181,10 +180,9 @@ class Mirror:
 
     def _pages_stored(self, event: PagesStored) -> None:
         parent = self._parent(event.parent, event.scope)
-        tokens = np.array(event.tokens, np.int32).tobytes()
         width = 4 * event.tokens_per_page
         for index, name in enumerate(event.hashes):
-            data = tokens[index * width : (index + 1) * width]
+            data = event.tokens.data[index * width : (index + 1) * width]
             self._page_stored(name, parent, data, (event.group, event.tier))
             parent = name
 

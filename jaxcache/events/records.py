@@ -8,14 +8,55 @@ On the wire a batch is the MessagePack array `[timestamp, events, rank]`, and an
 map with its `type`. The sequence number travels beside it, as in vLLM.
 """
 
-from typing import Any
+from typing import Annotated, Any, Self
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 DEVICE = "GPU"
 """The tier of an accelerator's memory, in the word that routers know."""
 
 FULL, WINDOW = "full_attention", "sliding_window"
+
+
+class Tokens:
+    """Tokens of an event: a list of integers on the wire, and one buffer until then.
+
+    Attributes:
+        data: The tokens, as the bytes of int32.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @classmethod
+    def of(cls, tokens: npt.ArrayLike) -> Self:
+        """Returns tokens from any array of integers."""
+        return cls(np.asarray(tokens, np.int32).tobytes())
+
+    def tolist(self) -> list[int]:
+        """Returns them as Python integers."""
+        tokens: list[int] = np.frombuffer(self.data, np.int32).tolist()
+        return tokens
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same tokens."""
+        return isinstance(other, Tokens) and self.data == other.data
+
+    def __hash__(self) -> int:
+        """As they are compared."""
+        return hash(self.data)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.data) // 4
+
+    def __repr__(self) -> str:
+        """The tokens."""
+        return f"Tokens.of({self.tolist()})"
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -78,7 +119,7 @@ class PagesStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored"):
 
     hashes: list[int] = msgspec.field(name="block_hashes")
     parent: int | None = msgspec.field(name="parent_block_hash")
-    tokens: list[int] = msgspec.field(name="token_ids")
+    tokens: Tokens = msgspec.field(name="token_ids")
     tokens_per_page: int = msgspec.field(name="block_size")
     lora_id: int | None = None
     tier: str = msgspec.field(name="medium", default=DEVICE)
@@ -108,7 +149,7 @@ class BegunStored(msgspec.Struct, frozen=True, kw_only=True, tag="BegunPageStore
 
     hash: int
     parent: int | None
-    tokens: list[int]
+    tokens: Tokens
     tier: str = DEVICE
     group: int
     kind: str
@@ -189,14 +230,28 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     events: list[Event]
 
 
+_TokenIds = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
+
+
 class _Wire(msgspec.Struct, array_like=True):
     timestamp: float
     events: list[Event]
     rank: int | None = None
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Wire)
+def _to_wire(value: Any) -> Any:
+    if isinstance(value, Tokens):
+        return value.tolist()
+    raise TypeError(f"a batch must not hold {value!r}")
+
+
+def _from_wire(kind: type, value: Any) -> Any:
+    assert kind is Tokens
+    return Tokens.of(msgspec.convert(value, _TokenIds))
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
+_decoder = msgspec.msgpack.Decoder(_Wire, dec_hook=_from_wire)
 
 
 def encode_batch(batch: Batch, *, only_pages: bool = False) -> bytes:

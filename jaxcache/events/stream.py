@@ -31,6 +31,7 @@ from jaxcache.events.records import (
     PagesStored,
     SnapshotRemoved,
     SnapshotStored,
+    Tokens,
 )
 from jaxcache.layouts import NULL_SLOT, CacheLayout, Window
 from jaxcache.prefixes.nodes import NO_DIGESTS, Int32s, Node, Root, Snapshot
@@ -167,18 +168,17 @@ class EventStream:
         hashes = numbers(digests)
         begin = first * self._page
         tokens = _tokens(node, begin, begin + len(hashes) * self._page)
-        token_ids = np.frombuffer(tokens, np.int32).tolist()
         parent = number(self._digest(node, first)) if first else None
         scope = plain_scope(_root(node).scope)
         for group, (kind, window) in enumerate(self._kinds):
             for start, stop in _runs(columns[group]):
                 is_all = stop - start == len(hashes)
-                cut = slice(start * self._page, stop * self._page)
+                cut = tokens[4 * start * self._page : 4 * stop * self._page]
                 self._tell(
                     PagesStored(
                         hashes=hashes if is_all else hashes[start:stop],
                         parent=hashes[start - 1] if start else parent,
-                        tokens=token_ids if is_all else token_ids[cut],
+                        tokens=Tokens(cut),
                         tokens_per_page=self._page,
                         group=group,
                         kind=kind,
@@ -214,7 +214,7 @@ class EventStream:
                     BegunStored(
                         hash=number(digest),
                         parent=parent,
-                        tokens=np.frombuffer(tokens, np.int32).tolist(),
+                        tokens=Tokens(tokens),
                         group=group,
                         kind=kind,
                         position=node.tail_end - len(tokens) // 4,

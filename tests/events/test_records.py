@@ -25,6 +25,7 @@ from jaxcache.events.records import (
     PagesStored,
     SnapshotRemoved,
     SnapshotStored,
+    Tokens,
     decode_batch,
     encode_batch,
 )
@@ -40,7 +41,7 @@ EVERY_EVENT: list[Event] = [
     PagesStored(
         hashes=[1, LARGE],
         parent=7,
-        tokens=[5] * 32,
+        tokens=Tokens.of([5] * 32),
         tokens_per_page=16,
         group=1,
         kind="sliding_window",
@@ -51,7 +52,7 @@ EVERY_EVENT: list[Event] = [
     BegunStored(
         hash=LARGE,
         parent=None,
-        tokens=[1, 2],
+        tokens=Tokens.of([1, 2]),
         group=0,
         kind="full_attention",
         position=0,
@@ -74,9 +75,33 @@ def test_every_event_comes_back_as_it_was() -> None:
     assert {type(event) for event in EVERY_EVENT} == set(Event.__args__)
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x00", msgspec.msgpack.encode([1.0, [{}]])])
-def test_what_is_no_batch_is_refused_by_its_number(payload: bytes) -> None:
-    with pytest.raises(ValueError, match="payload of batch 4 is no batch"):
+BEGUN = {**msgspec.to_builtins(EVERY_EVENT[4]), "type": "BegunPageStored", "group": 0}
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"", "truncated"),
+        (b"\x00", "Expected `array`"),
+        (msgspec.msgpack.encode([1.0, [{"type": "Odd"}]]), "Invalid value 'Odd'"),
+        *[
+            (
+                msgspec.msgpack.encode(
+                    [1.0, [{**BEGUN, "kind": "full_attention", "tokens": tokens}]]
+                ),
+                why,
+            )
+            for tokens, why in [
+                (3, "Expected `array`"),
+                ([1 << 31], "< 2147483648"),
+                ([-1], ">= 0"),
+                ([1.5], "Expected `int`"),
+            ]
+        ],
+    ],
+)
+def test_what_is_no_batch_is_refused_by_its_number(payload: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=f"payload of batch 4 is no batch: .*{why}"):
         decode_batch(4, payload)
 
 
@@ -150,7 +175,7 @@ def test_pages_of_a_prompt_are_chained_from_its_beginning() -> None:
     for event in stored:
         assert (event.parent, event.position) == (parent, len(tokens))
         names += event.hashes
-        tokens += event.tokens
+        tokens += event.tokens.tolist()
         parent = names[-1]
     assert tokens == prompt[:32].tolist()
     wanted = chain(root_digest(None), prompt.tobytes(), 64)

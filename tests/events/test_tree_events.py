@@ -93,5 +93,6 @@ def test_a_begun_page_that_is_cut_short_is_told_anew() -> None:
     node = publish(followed.tree, (0, 0, 0), tail=True)
     attach(followed.tree, node, 2)
     assert followed.check((0, 0, 0, 1)) == 2
-    publish(followed.tree, (0, 0, 1, 1))
+    # Shorter than a page, and without a page of its own that would begin alike.
+    publish(followed.tree, (0, 0, 1))
     assert followed.check((0, 0, 1, 1), (0, 0, 0, 1), (0, 0, 7)) == 2
