@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Hashable
 from typing import Any
 
+from jaxcache.host.decode_run import DecodeRun
 from jaxcache.host.errors import UnknownRequest
 from jaxcache.host.plans import StepPlan
 from jaxcache.host.requests import Request, Seats
@@ -59,6 +60,7 @@ class Core:
         number: Number of the last plan.
         epoch: Grows when a request stops decoding or leaves its seat.
         ends: How requests ended, by id; the newest ones.
+        run: The decode steps that the last plans were, if they may go on.
     """
 
     layout: CacheLayout
@@ -82,6 +84,7 @@ class Core:
     ends: collections.OrderedDict[Hashable, str] = dataclasses.field(
         default_factory=collections.OrderedDict
     )
+    run: DecodeRun | None = None
 
     @property
     def has_rows(self) -> bool:
@@ -115,6 +118,12 @@ class Core:
             return False
         last = int(self.seats.last_plan[request.seat])
         return last >= self.in_flight[0].number
+
+    def stop_run(self) -> None:
+        """Lets the arrays over seats be all that is known of the requests."""
+        if self.seats.catch_up is not None:
+            self.seats.catch_up()
+        self.run = None
 
     def forget(self, request: Request, end: str) -> None:
         """Lets the request's id map to nothing."""

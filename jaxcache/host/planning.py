@@ -11,9 +11,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcache.host.core import Core
+from jaxcache.host.decode_run import DecodeRun
 from jaxcache.host.plans import ABANDONED, Chunk, EmittedRow, Int64s, Reading, StepPlan
 from jaxcache.host.requests import Request
 from jaxcache.host.sizing import Draft, Intent, Sizer, Work
+from jaxcache.host.tables import NO_UPDATES
 from jaxcache.inputs.packing import NEXT_TOKEN, Packer, StepWork
 from jaxcache.layouts import NULL_SLOT
 from jaxcache.policies.snapshots import Point, Wanted
@@ -36,12 +38,29 @@ class Planner:
         # Seats whose row index must change when they next run: they read another row
         # than they write, then or now.
         self._unsettled: set[int] = set()
+        # The seats of the last plan if that only decoded; the same array if the same
+        # requests do in the next one.
+        self._decoded: Int64s | None = None
 
     def plan(self, work: Work) -> StepPlan:
         """Returns a plan for the work; see `CacheManager.plan`."""
         began = time.perf_counter_ns()
         core = self._core
+        plan = self._go_on(work) if core.run is not None else None
+        if plan is None:
+            plan = self._plan(work)
+        counts = core.tally.counts
+        counts["plans"] += 1
+        counts["bytes_uploaded"] += plan.inputs.packed.nbytes
+        if plan.inputs.extra_updates is not None:
+            counts["bytes_uploaded"] += plan.inputs.extra_updates.nbytes
+        counts["plan_ns"] += time.perf_counter_ns() - began
+        return plan
+
+    def _plan(self, work: Work) -> StepPlan:
+        core = self._core
         draft = self.sizer.draft(work)
+        core.stop_run()
         self.sizer.tidy(draft)
         chosen = self._choose_points(draft)
         optional = sum(len(points) for points in chosen)
@@ -57,7 +76,7 @@ class Planner:
         for intent, points in zip(draft.intents, chosen, strict=True):
             chunk = self._chunk(intent, points, readings, copies)
             chunks.append(chunk)
-        self._prefill(chunks, step)
+        prefill_tokens = self._prefill(chunks, step)
         if copies:
             step.copies = np.array(copies, np.int32).T.copy()
         step.updates = core.tables.take_updates()
@@ -66,12 +85,101 @@ class Planner:
         plan.readings = readings
         core.in_flight.append(plan)
         try:
-            plan.inputs = self._packer.pack(step)
+            plan.inputs = self._packer.pack_unchecked(
+                step, draft.bucket, prefill_tokens
+            )
         except BaseException:
             self.undo(plan, ran=False)
             raise
-        self._tally(plan, copies)
-        core.tally.counts["plan_ns"] += time.perf_counter_ns() - began
+        for group, _, _ in copies:
+            core.tally.counts["pages_copied"] += 1
+            core.tally.counts["bytes_copied_for_pages"] += core.layout.bytes_per_page(
+                group
+            )
+        self._begin_run(plan)
+        return plan
+
+    # -- decoding on -------------------------------------------------------------------
+
+    def _begin_run(self, plan: StepPlan) -> None:
+        """Lets the next plans go on from this one, if all of them only decode.
+
+        That pays from the second plan of the same requests on.
+        """
+        core, seats = self._core, plan.seats
+        is_repeated = not plan.chunks and seats is self._decoded
+        self._decoded = None if plan.chunks else seats
+        if not is_repeated or any(p.seats is not seats for p in core.in_flight):
+            return
+        if not self._unsettled.isdisjoint(seats.tolist()):
+            return
+        form = self._packer.repeat(seats.astype(np.int32))
+        groups = core.pages.num_groups
+        if form.bucket.updates < seats.size * groups:
+            return
+        run = DecodeRun(
+            self.sizer.work,
+            plan.requests,
+            seats,
+            core.seats,
+            form,
+            core.number,
+            core.epoch,
+            core.size,
+        )
+        if groups and not run.plan_growth(core.seats, core.tables):
+            return
+        core.run = run
+        for each in core.in_flight:
+            each.run = run
+
+    def _go_on(self, work: Work) -> StepPlan | None:
+        """Returns the next plan of the run, `None` if there is more to see to."""
+        core = self._core
+        run = core.run
+        assert run is not None
+        if (
+            run.number != core.number
+            or run.epoch != core.epoch
+            or run.left <= 0
+            or core.tables.has_updates
+            or not self._unsettled.isdisjoint(run.taken)
+            or not run.goes_on(work)
+        ):
+            return None
+        updates, growth = NO_UPDATES, run.growth
+        grown_seats = grown_indices = _NOTHING
+        if growth is not None:
+            grown_seats, grown_indices = growth.seats, growth.indices
+            count = grown_seats.size
+            if core.pages.free_columns < count:
+                residency = core.tree.residency
+                for group in range(core.pages.num_groups):
+                    free = core.pages.free(group)
+                    if free + residency.evictable_pages(group) < count:
+                        return None
+                core.tree.evictor.make_room(count, 0)
+            updates = growth.set_pages(core.pages.take(count))
+        core.number += 1
+        inputs, starts, ends = run.advance(core.number, updates, not core.in_flight)
+        plan = StepPlan(
+            number=core.number,
+            bucket=run.bucket,
+            updates=updates,
+            requests=run.requests,
+            num_decode=len(starts),
+            chunks=[],
+            seats=run.seats,
+            starts=starts,
+            ends=ends,
+            generations=run.generations,
+            epoch=run.epoch,
+        )
+        plan.inputs = inputs
+        plan.grown_seats, plan.grown_indices = grown_seats, grown_indices
+        plan.readings = []
+        plan.run = run
+        core.in_flight.append(plan)
         return plan
 
     # -- decode entries ----------------------------------------------------------------
@@ -232,17 +340,14 @@ class Planner:
             node = node.parent
         core.tables.mark_pages(seat, 0, request.shared)
 
-    def _prefill(self, chunks: list[Chunk], step: StepWork) -> None:
-        """Fills the prefill part in."""
+    def _prefill(self, chunks: list[Chunk], step: StepWork) -> list[Int32s]:
+        """Fills the prefill part in; returns the tokens of each entry."""
         if not chunks:
-            return
+            return []
         tokens = self._core.seats.tokens
         step.prefill_seats = _int32(chunk.seat for chunk in chunks)
         step.prefill_starts = _int32(chunk.start for chunk in chunks)
         step.prefill_lens = _int32(chunk.length for chunk in chunks)
-        step.prefill_tokens = np.concatenate(
-            [tokens[c.seat, c.start : c.start + c.length] for c in chunks]
-        )
         emitted = [
             (index, point.position, row)
             for index, chunk in enumerate(chunks)
@@ -252,6 +357,7 @@ class Planner:
             step.snapshot_entries = _int32(entry for entry, _, _ in emitted)
             step.snapshot_positions = _int32(position for _, position, _ in emitted)
             step.snapshot_slots = _int32(row for _, _, row in emitted)
+        return [tokens[c.seat, c.start : c.start + c.length] for c in chunks]
 
     def _record(self, draft: Draft, chunks: list[Chunk], updates: Int32s) -> StepPlan:
         core, seats, starts = self._core, draft.seats, draft.positions
@@ -275,23 +381,13 @@ class Planner:
             epoch=core.epoch,
         )
 
-    def _tally(self, plan: StepPlan, copies: list[tuple[int, int, int]]) -> None:
-        counts = self._core.tally.counts
-        counts["plans"] += 1
-        inputs = plan.inputs
-        counts["bytes_uploaded"] += inputs.packed.nbytes
-        if inputs.extra_updates is not None:
-            counts["bytes_uploaded"] += inputs.extra_updates.nbytes
-        for group, _, _ in copies:
-            counts["pages_copied"] += 1
-            counts["bytes_copied_for_pages"] += self._core.layout.bytes_per_page(group)
-
     # -- undoing -----------------------------------------------------------------------
 
     def undo(self, plan: StepPlan, ran: bool) -> None:
         """Makes it as if the newest plan had never been; see `CacheManager.abandon`."""
         core = self._core
         assert core.in_flight[-1] is plan
+        core.stop_run()
         core.in_flight.pop()
         plan.status = ABANDONED
         core.epoch += 1
@@ -302,8 +398,9 @@ class Planner:
         array.last_plan[seats] = plan.number - 1
         if plan.grown_seats.size:
             self._undo_growth(plan, seats)
-        # Their rows are set anew in the next plan that has them.
-        self._unsettled.update(seats.tolist())
+        if core.has_rows:
+            # They are set anew in the next plan that has them.
+            self._unsettled.update(seats.tolist())
         read_elsewhere = {reading.request for reading in plan.readings}
         for chunk in plan.chunks:
             self._undo_chunk(chunk)

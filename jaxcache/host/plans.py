@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxcache.host.decode_run import DecodeRun
 from jaxcache.host.requests import Request
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.inputs.packing import PackedInputs
@@ -105,12 +106,13 @@ class StepPlan:
         starts: `i64[entries]`, tokens in the cache before each entry's.
         ends: `i64[entries]`, tokens in the cache after them.
         status: "in flight", "completed" or "abandoned".
+
+    The rest is for the manager.
     """
 
     __slots__ = (
         "_bucket",
         "_entries",
-        "_requests",
         "chunks",
         "ends",
         "epoch",
@@ -121,6 +123,8 @@ class StepPlan:
         "num_decode",
         "number",
         "readings",
+        "requests",
+        "run",
         "seats",
         "starts",
         "status",
@@ -154,8 +158,9 @@ class StepPlan:
         self.grown_seats: Int64s
         self.grown_indices: Int64s
         self.readings: list[Reading]
+        self.run: DecodeRun | None = None
         self.status = IN_FLIGHT
-        self._requests = requests
+        self.requests = requests
         self._bucket = bucket
         self._entries: tuple[Entry, ...] | None = None
 
@@ -167,7 +172,7 @@ class StepPlan:
     @property
     def request_ids(self) -> list[Hashable]:
         """The request of each entry."""
-        return [request.id for request in self._requests]
+        return [request.id for request in self.requests]
 
     @property
     def samples(self) -> npt.NDArray[np.bool_]:

@@ -12,6 +12,7 @@ or when the request ends. The rows of snapshots are given to the tree, never cop
 import contextlib
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from jaxcache.host.core import Core
@@ -49,7 +50,13 @@ class Publisher:
         Raises:
             ValueError: if a token cannot be one. Nothing has changed.
         """
-        core = self._core
+        core, run = self._core, plan.run
+        if run is not None and run is core.run and run.epoch == core.epoch:
+            _check_sampled(next_tokens)
+            core.in_flight.popleft()
+            plan.status = COMPLETED
+            run.complete(plan.ends, next_tokens)
+            return
         array, seats, ends = core.seats, plan.seats, plan.ends
         sampling, sampled = seats, next_tokens
         if plan.chunks or plan.epoch != core.epoch:
@@ -57,11 +64,7 @@ class Publisher:
             samples = live & plan.samples
             sampling, sampled = seats[samples], next_tokens[samples]
             seats, ends = seats[live], ends[live]
-        if sampled.size and not 0 <= sampled.min() <= sampled.max() < 1 << 31:
-            raise ValueError(
-                f"next_tokens must be int32 token ids >= 0 where an entry samples, "
-                f"got {sampled.min()} to {sampled.max()}"
-            )
+        _check_sampled(sampled)
         core.in_flight.popleft()
         plan.status = COMPLETED
         array.history[seats] = ends
@@ -378,3 +381,17 @@ class Publisher:
             if request.is_lost and request.seat >= 0:
                 self.start_again(request)
             request.is_lost = False
+
+
+def _check_sampled(tokens: npt.NDArray[Any]) -> None:
+    """Refuses what cannot be token ids.
+
+    Raises:
+        ValueError: if one is not.
+    """
+    # One pass: a negative number, or one that is too large, leaves its highest bit.
+    if not 0 <= int(np.bitwise_or.reduce(tokens)) < 1 << 31:
+        raise ValueError(
+            f"next_tokens must be int32 token ids >= 0 where an entry samples, "
+            f"got {tokens.min()} to {tokens.max()}"
+        )

@@ -10,15 +10,18 @@ Tokens up to `known` have ids on the host. A decode step in flight samples one m
 which the next plan may already need: `planned` may equal `known`, never pass it.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxcache.layouts import CacheSize
 from jaxcache.policies.snapshots import Wanted
 from jaxcache.prefixes.lookup import Found
 from jaxcache.prefixes.nodes import NO_ROW, Hold, Int32s, Snapshot
+
+Int64s = npt.NDArray[np.int64]
 
 NO_SEAT = -1
 
@@ -123,17 +126,14 @@ class Seats:
 
     S is `max_seqs`, W is `max_tokens` + 1: the token sampled last is never computed.
 
+    Requests that only decode on advance in a `DecodeRun`, which writes what it knows
+    of them here when somebody asks: whoever reads one of the properties.
+
     Attributes:
         owners: The request in each seat.
-        history: `i64[S]`, tokens whose computation was confirmed.
-        planned: `i64[S]`, tokens computed once every plan in flight is.
-        known: `i64[S]`, tokens with ids, sampled ones included.
-        capacity: `i64[S]`, tokens that fit into the pages it has.
         generation: `i64[S]`, grows when the seat is given back.
-        last_plan: `i64[S]`, number of the last plan with it.
         width: W.
-        tokens: `i32[S, W]`. Memory is only used for what is written.
-        flat_tokens: The same as `i32[S * W]`.
+        catch_up: Brings the arrays up to date; `None` where they are.
     """
 
     def __init__(self, size: CacheSize) -> None:
@@ -142,15 +142,65 @@ class Seats:
         self._has_pages = bool(size.num_pages)
         self._free = list(range(seats - 1, -1, -1))
         self.owners: list[Request | None] = [None] * seats
-        self.history = np.zeros(seats, np.int64)
-        self.planned = np.zeros(seats, np.int64)
-        self.known = np.zeros(seats, np.int64)
-        self.capacity = np.zeros(seats, np.int64)
         self.generation = np.zeros(seats, np.int64)
-        self.last_plan = np.zeros(seats, np.int64)
         self.width = size.max_tokens + 1
-        self.tokens: Int32s = np.zeros((seats, self.width), np.int32)
-        self.flat_tokens = self.tokens.reshape(-1)
+        self.catch_up: Callable[[], None] | None = None
+        self._history = np.zeros(seats, np.int64)
+        self._planned = np.zeros(seats, np.int64)
+        self._known = np.zeros(seats, np.int64)
+        self._capacity = np.zeros(seats, np.int64)
+        self._last_plan = np.zeros(seats, np.int64)
+        self._tokens: Int32s = np.zeros((seats, self.width), np.int32)
+        self._flat_tokens = self._tokens.reshape(-1)
+
+    @property
+    def history(self) -> Int64s:
+        """`i64[S]`, tokens whose computation was confirmed."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return self._history
+
+    @property
+    def planned(self) -> Int64s:
+        """`i64[S]`, tokens computed once every plan in flight is."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return self._planned
+
+    @property
+    def known(self) -> Int64s:
+        """`i64[S]`, tokens with ids, sampled ones included."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return self._known
+
+    @property
+    def capacity(self) -> Int64s:
+        """`i64[S]`, tokens that fit into the pages it has."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return self._capacity
+
+    @property
+    def last_plan(self) -> Int64s:
+        """`i64[S]`, number of the last plan with it."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return self._last_plan
+
+    @property
+    def tokens(self) -> Int32s:
+        """`i32[S, W]`. Memory is only used for what is written."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return self._tokens
+
+    @property
+    def flat_tokens(self) -> Int32s:
+        """The same as `i32[S * W]`."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return self._flat_tokens
 
     @property
     def num_free(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from jaxcache.host.core import Core
+from jaxcache.host.decode_run import is_equal_work
 from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
 from jaxcache.host.plans import Int64s
 from jaxcache.host.requests import NO_SEAT, NOTHING_WANTED, Request
@@ -82,13 +83,17 @@ class Draft:
 
 
 class Sizer:
-    """Sizes plans for one manager."""
+    """Sizes plans for one manager.
+
+    Attributes:
+        work: The newest work in which all requests decode.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._page = core.size.tokens_per_page
-        # The decode entries of the last plan, which are often those of the next one.
-        self._work: tuple[tuple[Hashable, int], ...] = ()
+        # Its entries, which are often those of the next plan.
+        self.work: tuple[Any, ...] = ()
         self._epoch = -1
         self._requests: list[Request] = []
         self._seats = np.zeros(0, np.int64)
@@ -158,7 +163,7 @@ class Sizer:
                 f"work must be a sequence of pairs (request_id, num_tokens), "
                 f"got {work!r}"
             ) from None
-        if self._epoch == self._core.epoch and self._is_as_before(items):
+        if self._epoch == self._core.epoch and is_equal_work(items, self.work):
             return self._requests, self._seats, []
         if not items:
             raise ValueError("work must name at least one request, got none")
@@ -192,21 +197,12 @@ class Sizer:
             )
         seats = np.array([request.seat for request in requests], np.int64)
         if not prefill:
-            self._work, self._epoch = tuple(pairs), self._core.epoch
+            # Tuples stay as they are, so the very same ones need not be looked into.
+            are_tuples = {*map(type, items)} == {tuple}
+            self.work = items if are_tuples else tuple(pairs)
+            self._epoch = self._core.epoch
             self._requests, self._seats = requests, seats
         return requests, seats, prefill
-
-    def _is_as_before(self, items: tuple[Any, ...]) -> bool:
-        """Whether these are the decode entries of the last plan, with plain numbers."""
-        try:
-            if items != self._work:
-                return False
-        except ValueError:
-            # Arrays that do not say whether they equal something.
-            return False
-        # True and 1.0 equal 1 as well.
-        numbers = map(operator.itemgetter(1), items)
-        return {*map(type, numbers)} == {int}
 
     def _refuse_full(self, requests: list[Request], positions: Int64s) -> None:
         request = requests[int(positions.argmax())]

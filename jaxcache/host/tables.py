@@ -16,8 +16,40 @@ Int64s = npt.NDArray[np.int64]
 
 _READ, _WRITE = 0, 1
 
-_NO_UPDATES = np.zeros((4, 0), np.int32)
-_NO_UPDATES.flags.writeable = False
+NO_UPDATES = np.zeros((4, 0), np.int32)
+NO_UPDATES.flags.writeable = False
+
+
+class Growth:
+    """Seats that always get their next page in the same step, and how they do.
+
+    Attributes:
+        seats: `i64[n]`, the seats.
+        indices: `i64[n]`, which page of each comes next. Replaced, never written.
+    """
+
+    __slots__ = ("_flat", "_places", "_updates", "indices", "seats")
+
+    def __init__(self, page_table: Int32s, seats: Int64s, indices: Int64s) -> None:
+        groups, num_seats, width = page_table.shape
+        self.seats = seats
+        self.indices = indices
+        self._flat = page_table.reshape(-1)
+        of_group = np.arange(groups)[:, None]
+        self._places = (of_group * num_seats + seats) * width + indices
+        self._updates = np.empty((4, groups, seats.size), np.int32)
+        self._updates[0] = of_group
+        self._updates[1], self._updates[2] = seats, indices
+
+    def set_pages(self, columns: Int32s) -> Int32s:
+        """Sets the next page of each seat, and returns the updates that say so."""
+        self._flat[self._places] = columns
+        updates = self._updates.copy()
+        updates[3] = columns
+        self._places += 1
+        self._updates[2] += 1
+        self.indices = self.indices + 1
+        return updates.reshape(4, -1)
 
 
 class DeviceTables:
@@ -97,6 +129,11 @@ class DeviceTables:
         """Lets a seat that nobody has read and write the sink."""
         self.set_rows(seat, self._sink, self._sink)
 
+    @property
+    def has_updates(self) -> bool:
+        """Whether there may be anything that the device does not have yet."""
+        return self._has_pages or self._has_rows or self._each is not None
+
     def take_updates(self) -> Int32s:
         """Returns what the device does not have yet, `i32[4, u]`, and forgets it."""
         parts: list[Int32s] = []
@@ -116,7 +153,7 @@ class DeviceTables:
             self._rows[:] = False
             self._has_rows = False
         if not parts:
-            return _NO_UPDATES
+            return NO_UPDATES
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def _runs(self) -> tuple[Int64s, Int64s]:

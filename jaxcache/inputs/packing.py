@@ -5,7 +5,7 @@ does not use holds padding, so a step of any content has the shape of its bucket
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,10 @@ from jaxcache.layouts import CacheLayout, CacheSize
 # A token id that stands for "the token this seat sampled last".
 NEXT_TOKEN = -1
 
-# Elements of 64 bytes, and how many arrays share one allocation.
+# Elements of 64 bytes; how many arrays, and elements, share one allocation at most.
 _ALIGNED = 16
 _ARRAYS_A_BLOCK = 64
+_BLOCK_ELEMENTS = 16_384
 
 Int32s = npt.NDArray[np.int32]
 
@@ -94,56 +95,86 @@ def index_bucket(num_indices: int) -> int:
     return max(MIN_INDICES, 1 << (num_indices - 1).bit_length())
 
 
-class _Form:
-    """Fresh arrays of one bucket, all padding, and what their values may be.
+class _Memory:
+    """Fresh arrays of one length.
 
-    Arrays are cut from blocks and none is used twice: JAX on CPU reads NumPy memory
+    Small ones are cut from blocks and none is used twice: JAX on CPU reads NumPy memory
     in place, also after the dispatch, so rewriting one would reach into a step that has
     not run yet. Each starts at a multiple of 64 bytes, which is what JAX asks of memory
-    that it reads in place; any other it copies first.
-
-    Attributes:
-        tokens: Where its token ids start.
-        seats: Where its seats start.
-        starts: Where its starts begin.
+    that it reads in place; any other it copies first. A large one has an allocation of
+    its own, which the allocator gives out again once nobody looks at it any more: a
+    block of many would be new pages of the system each time, at some 10 us for 64 KB.
     """
 
-    def __init__(
-        self, bucket: Bucket, template: Int32s, least: Int32s, most: Int32s
-    ) -> None:
-        sections = bucket.sections
-        self.tokens: int = sections["token_ids"].start
-        self.seats: int = sections["seat"].start
-        self.starts: int = sections["start"].start
-        self._template = template
-        # As unsigned numbers, those below the least wrap around and are past the most.
-        self._bounded = slice(0, sections["snapshot_slot"].stop)
-        self._least = least[self._bounded].view(np.uint32)
-        self._range = most[self._bounded].view(np.uint32) - self._least
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._stride = -(-length // _ALIGNED) * _ALIGNED
+        self._count = max(1, min(_ARRAYS_A_BLOCK, _BLOCK_ELEMENTS // self._stride))
         self._rows: Iterator[Int32s] = iter(())
 
     def array(self) -> Int32s:
-        """Returns an array of padding that nobody else has."""
+        """Returns an array that nobody else has, with anything in it."""
         row = next(self._rows, None)
         if row is None:
             self._rows = self._cut_block()
             row = next(self._rows)
         return row
 
+    def _cut_block(self) -> Iterator[Int32s]:
+        total = self._count * self._stride
+        memory = np.empty(total + _ALIGNED, np.int32)
+        start = -memory.ctypes.data // memory.itemsize % _ALIGNED
+        block = memory[start : start + total].reshape(self._count, self._stride)
+        return iter(block[:, : self._length])
+
+
+class _Form:
+    """Arrays of one bucket, and what their values may be.
+
+    Attributes:
+        memory: Where the arrays come from.
+        template: One that is all padding.
+        tokens: Where its token ids start.
+        seats: Where its seats start.
+        starts: Where its starts begin.
+        lens: Where its lengths begin.
+        copies: Where its copies lie.
+        updates: Where its updates lie.
+    """
+
+    def __init__(
+        self, bucket: Bucket, template: Int32s, least: Int32s, most: Int32s
+    ) -> None:
+        sections = bucket.sections
+        self.memory = _Memory(template.size)
+        self.template = template
+        self.tokens: int = sections["token_ids"].start
+        self.seats: int = sections["seat"].start
+        self.starts: int = sections["start"].start
+        self.lens: int = sections["len"].start
+        self.copies = sections["copies"]
+        self.updates = sections["updates"]
+        self._decode = bucket.decode
+        self._tokens_end: int = sections["token_ids"].stop
+        # As unsigned numbers, those below the least wrap around and are past the most.
+        self._bounded = slice(0, sections["snapshot_slot"].stop)
+        self._least = least[self._bounded].view(np.uint32)
+        self._range = most[self._bounded].view(np.uint32) - self._least
+
+    def array(self, num_decode: int, num_tokens: int) -> Int32s:
+        """Returns an array of padding, but for the token ids that will be written."""
+        array, decode, end = self.memory.array(), self._decode, self._tokens_end
+        if num_decode < decode:
+            array[num_decode:decode] = 0
+        if decode + num_tokens < end:
+            array[decode + num_tokens : end] = 0
+        array[end:] = self.template[end:]
+        return array
+
     def is_within_bounds(self, packed: Int32s) -> bool:
         """Whether tokens, positions, seats and row slots all lie in their bounds."""
         values = packed.view(np.uint32)[self._bounded] - self._least
         return not np.count_nonzero(values > self._range)
-
-    def _cut_block(self) -> Iterator[Int32s]:
-        length = self._template.size
-        stride = -(-length // _ALIGNED) * _ALIGNED
-        memory = np.empty(_ARRAYS_A_BLOCK * stride + _ALIGNED, np.int32)
-        start = -memory.ctypes.data // memory.itemsize % _ALIGNED
-        block = memory[start : start + _ARRAYS_A_BLOCK * stride]
-        block = block.reshape(_ARRAYS_A_BLOCK, stride)[:, :length]
-        block[:] = self._template
-        return iter(block)
 
 
 class Packer:
@@ -178,29 +209,54 @@ class Packer:
                 an id outside the cache, or the limit of the buckets that it exceeds.
         """
         check_arrays(work)
-        num_decode = len(work.decode_seats)
-        num_seqs = len(work.prefill_seats)
-        num_tokens = len(work.prefill_tokens)
-        num_snapshots = len(work.snapshot_slots)
-        bucket = self.buckets.select(num_decode, num_seqs, num_tokens)
+        bucket = self.buckets.select(
+            len(work.decode_seats), len(work.prefill_seats), len(work.prefill_tokens)
+        )
+        if work.prefill_seats.size or work.prefill_tokens.size:
+            check_prefill(work, self.size)
+        if work.snapshot_slots.size:
+            check_snapshots(work, self.size, bucket)
+        if work.copies.shape[1]:
+            check_copies(work.copies, self.size, bucket, self._slots)
+        if work.updates.shape[1]:
+            self._check_updates(work.updates)
+        inputs = self.pack_unchecked(work, bucket, (work.prefill_tokens,))
+        if not self._forms[bucket].is_within_bounds(inputs.packed):
+            refuse_bounded(work, self.size, NEXT_TOKEN)
+        check_seats(work, self.size)
+        return inputs
+
+    def pack_unchecked(
+        self, work: StepWork, bucket: Bucket, prefill_tokens: Sequence[Int32s]
+    ) -> PackedInputs:
+        """Returns the inputs of a step that is right for certain.
+
+        For the manager, whose plans are right by construction; its tests have `pack`
+        check every one of them.
+
+        Args:
+            work: What the step does. Its `prefill_tokens` are not read.
+            bucket: The bucket that `Buckets.select` gives.
+            prefill_tokens: The prefill tokens in parts, so that they are copied once.
+        """
+        num_decode, num_seqs = len(work.decode_seats), len(work.prefill_seats)
+        num_tokens = sum(map(len, prefill_tokens))
         form = self._forms.get(bucket) or self._form(bucket)
-        packed = form.array()
-        sections = bucket.sections
+        packed = form.array(num_decode, num_tokens)
         tokens, seats, starts = form.tokens, form.seats, form.starts
         if num_decode:
             packed[tokens : tokens + num_decode] = work.decode_tokens
             packed[seats : seats + num_decode] = work.decode_seats
             packed[starts : starts + num_decode] = work.decode_positions
-        if num_seqs or num_tokens:
-            check_prefill(work, self.size)
-            skip = bucket.decode
-            lens = sections["len"].start
-            packed[tokens + skip : tokens + skip + num_tokens] = work.prefill_tokens
+        if num_tokens:
+            skip, lens = bucket.decode, form.lens
+            out = packed[tokens + skip : tokens + skip + num_tokens]
+            np.concatenate(prefill_tokens, out=out)
             packed[seats + skip : seats + skip + num_seqs] = work.prefill_seats
             packed[starts + skip : starts + skip + num_seqs] = work.prefill_starts
             packed[lens : lens + num_seqs] = work.prefill_lens
-        if num_snapshots:
-            check_snapshots(work, self.size, bucket)
+        if num_snapshots := len(work.snapshot_slots):
+            sections = bucket.sections
             at = sections["snapshot_position"].start
             packed[at : at + num_snapshots] = work.snapshot_positions
             at = sections["snapshot_entry"].start
@@ -208,26 +264,27 @@ class Packer:
             at = sections["snapshot_slot"].start
             packed[at : at + num_snapshots] = work.snapshot_slots
         if num_copies := work.copies.shape[1]:
-            check_copies(work.copies, self.size, bucket, self._slots)
-            copies = packed[sections["copies"]].reshape(3, bucket.copies)
+            copies = packed[form.copies].reshape(3, bucket.copies)
             copies[:, :num_copies] = work.copies
         extra = None
         if num_updates := work.updates.shape[1]:
-            self._check_updates(work.updates)
             inline = work.updates
             if (rest := num_updates - bucket.updates) > 0:
                 num_updates = bucket.updates
                 extra = inline[:, num_updates:]
                 extra = self.pad_updates(extra, index_bucket(rest))
                 inline = inline[:, :num_updates]
-            updates = packed[sections["updates"]].reshape(4, bucket.updates)
+            updates = packed[form.updates].reshape(4, bucket.updates)
             updates[:, :num_updates] = inline
-        if not form.is_within_bounds(packed):
-            refuse_bounded(work, self.size, NEXT_TOKEN)
-        check_seats(work, self.size)
         return PackedInputs(
             packed=packed, extra_updates=extra, bucket=bucket, size=self.size
         )
+
+    def repeat(self, seats: Int32s) -> "DecodeForm":
+        """Returns what packs steps in which these seats decode, and nothing else."""
+        bucket = self.buckets.select(len(seats), 0, 0)
+        form = self._forms.get(bucket) or self._form(bucket)
+        return DecodeForm(bucket, self.size, form, seats)
 
     def pad_updates(self, updates: Int32s, length: int) -> Int32s:
         """Returns `i32[4, length]`: updates, then ones of a table that does not exist.
@@ -266,3 +323,44 @@ class Packer:
         form = _Form(bucket, template, least, most)
         self._forms[bucket] = form
         return form
+
+
+class DecodeForm:
+    """Packs steps in which the same seats decode: three parts of an array change.
+
+    Attributes:
+        bucket: The shape of these steps.
+    """
+
+    def __init__(
+        self, bucket: Bucket, size: CacheSize, form: _Form, seats: Int32s
+    ) -> None:
+        self.bucket = bucket
+        self._size = size
+        self._memory = form.memory
+        self._template = form.template.copy()
+        self._template[form.seats : form.seats + len(seats)] = seats
+        self._tokens = slice(form.tokens, form.tokens + len(seats))
+        self._starts = slice(form.starts, form.starts + len(seats))
+        self._updates = form.updates
+
+    def pack(
+        self, tokens: Int32s | int, positions: npt.NDArray[Any], updates: Int32s
+    ) -> PackedInputs:
+        """Returns the inputs of a step, unchecked.
+
+        Args:
+            tokens: Token ids, or one for all.
+            positions: `i64[d]`, tokens already in the cache.
+            updates: `i32[4, u]`, as in `StepWork`, at most as many as the bucket takes.
+        """
+        packed = self._memory.array()
+        packed[:] = self._template
+        packed[self._tokens] = tokens
+        packed[self._starts] = positions
+        if count := updates.shape[1]:
+            inline = packed[self._updates].reshape(4, self.bucket.updates)
+            inline[:, :count] = updates
+        return PackedInputs(
+            packed=packed, extra_updates=None, bucket=self.bucket, size=self._size
+        )

@@ -93,7 +93,7 @@ BEGUN = {**msgspec.to_builtins(EVERY_EVENT[4]), "type": "BegunPageStored", "grou
             )
             for tokens, why in [
                 (3, "Expected `array`"),
-                ([1 << 31], "< 2147483648"),
+                ([1 << 31], "<= 2147483647"),
                 ([-1], ">= 0"),
                 ([1.5], "Expected `int`"),
             ]
