@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Hashable
 from typing import Any
 
+from jaxcache.host.conversations import Conversations
 from jaxcache.host.decode_run import DecodeRun
 from jaxcache.host.errors import UnknownRequest
 from jaxcache.host.plans import StepPlan
@@ -54,6 +55,7 @@ class Core:
         seats: The requests that run.
         tables: What the device should know of them.
         tally: The counts.
+        conversations: Their turns.
         requests: The requests that have not ended, by id.
         in_flight: Plans that were neither completed nor abandoned, oldest first.
         ending: Requests that end, or start again, once no plan in flight has them.
@@ -76,6 +78,7 @@ class Core:
     seats: Seats
     tables: DeviceTables
     tally: Tally
+    conversations: Conversations
     requests: dict[Hashable, Request]
     in_flight: collections.deque[StepPlan]
     ending: list[Request] = dataclasses.field(default_factory=list)

@@ -31,6 +31,7 @@ from jaxcache.host.admission import (
     read_points,
     read_prompt,
 )
+from jaxcache.host.conversations import Conversations
 from jaxcache.host.core import Core, check_hashable
 from jaxcache.host.errors import (
     Refused,
@@ -46,6 +47,7 @@ from jaxcache.host.stats import SlotUse, Stats, Tally
 from jaxcache.host.tables import DeviceTables
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
+from jaxcache.layouts.arguments import integer
 from jaxcache.policies.learned import Learned
 from jaxcache.policies.policy import Arrival, PolicyMaker
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy, auto
@@ -73,6 +75,7 @@ class CacheManager:
         policy: SnapshotPolicy | None = None,
         emission: Emission | None = None,
         eviction: PolicyMaker | None = None,
+        max_turns: int = 2,
     ) -> None:
         """Makes a manager for an empty cache.
 
@@ -86,6 +89,8 @@ class CacheManager:
                 anywhere.
             eviction: Makes the policy of what goes first, and with `auto()` of what is
                 taken at all. Default: `Learned`.
+            max_turns: How many turns of one `conversation` keep the state at their
+                end.
 
         Raises:
             ValueError: if the arguments do not belong together, or one request of
@@ -113,6 +118,7 @@ class CacheManager:
             seats=Seats(size),
             tables=DeviceTables(size),
             tally=Tally(),
+            conversations=Conversations(integer("max_turns", max_turns, 1)),
             requests={},
             in_flight=collections.deque(),
         )
@@ -127,6 +133,7 @@ class CacheManager:
         prompt: npt.ArrayLike,
         *,
         scope: Hashable = None,
+        conversation: Hashable = None,
         points: Sequence[int] = (),
         reuse: bool = True,
     ) -> Lookup:
@@ -138,6 +145,8 @@ class CacheManager:
             request_id: The caller's name for it, of no other request under way.
             prompt: `i32[tokens]`, copied.
             scope: Adapter, salt, tenant: requests of different scope share nothing.
+            conversation: Whose turn it is, if any: of its older turns only the newest
+                `max_turns` keep the state at their end.
             points: Positions at which others are expected to leave this prompt; a
                 snapshot is taken at exactly these. Ascending.
             reuse: Whether it uses and leaves prefixes.
@@ -152,6 +161,7 @@ class CacheManager:
         core = self._core
         check_hashable("request_id", request_id)
         check_hashable("scope", scope)
+        check_hashable("conversation", conversation)
         if request_id in core.requests:
             raise ValueError(f"request_id {request_id!r} is under way already")
         data = read_prompt(request_id, prompt, core.size.max_tokens)
@@ -167,6 +177,7 @@ class CacheManager:
             found = core.finder.nothing(len(data) // 4, looked_up=False)
         version = core.tree.residency.version
         request = Request(request_id, scope, data, marked, reuse, found, version)
+        request.conversation = conversation
         if reuse and core.has_rows:
             self._credit(request)
         core.hold_found(request)

@@ -22,7 +22,7 @@ from jaxcache.host.repeats import Repeats
 from jaxcache.host.requests import NOTHING_WANTED, Request
 from jaxcache.policies.policy import RESPONSE
 from jaxcache.policies.snapshots import Auto, Point
-from jaxcache.prefixes.nodes import NO_ROW, Node
+from jaxcache.prefixes.nodes import NO_ROW, Node, Snapshot
 
 TWIN = "the tree had one at this position already"
 LOST = "an abandoned step had changed the row"
@@ -171,7 +171,7 @@ class Publisher:
 
     def _publish_row(
         self, request: Request, node: Node, point: Point, row: int, how: str
-    ) -> None:
+    ) -> Snapshot | None:
         """Publishes a snapshot, unless the tree has one at its position already."""
         core = self._core
         request.deepest = max(request.deepest, point.position)
@@ -179,13 +179,14 @@ class Publisher:
         if snapshot is None:
             core.rows.put(row)
             core.tally.skipped[TWIN] += 1
-            return
+            return None
         if snapshot.record is None:
             core.eviction.added(request.bundle, snapshot)
         else:
             core.eviction.revived(request.bundle, snapshot)
         core.tally.snapshots[point.kind] += 1
         core.tally.counts[how] += 1
+        return snapshot
 
     def _publish_ghost(self, request: Request, node: Node, point: Point) -> None:
         """Remembers a position without a row, unless the tree has a snapshot there."""
@@ -335,7 +336,11 @@ class Publisher:
                 core.tally.skipped[UNWORTHY] += 1
                 return node
             row, request.row = request.row, NO_ROW
-            self._publish_row(request, node, point, row, _HANDED)
+            snapshot = self._publish_row(request, node, point, row, _HANDED)
+            if snapshot is not None and request.conversation is not None:
+                whose = (request.scope, request.conversation)
+                for older in core.conversations.answered(whose, snapshot):
+                    core.tree.evictor.evict(older)
         return node
 
     def _publish_begun_page(self, request: Request) -> Node | None:

@@ -53,6 +53,7 @@ class Request:
         shared: Pages at the start of its page table that the tree owns.
         is_decoding: Whether all of `data` is planned.
         bundle: What the eviction policy notes of it.
+        conversation: Whose turn it is; `None` if nobody's.
         wanted: Where snapshots are still wanted, in order.
         deepest: Position of the deepest snapshot that it has published.
         end: Why it takes part in no more plans: "finished" or "cancelled".
@@ -64,6 +65,7 @@ class Request:
 
     __slots__ = (
         "bundle",
+        "conversation",
         "data",
         "deepest",
         "end",
@@ -113,6 +115,7 @@ class Request:
         self.shared = 0
         self.is_decoding = False
         self.bundle: Any = None
+        self.conversation: Hashable = None
         self.wanted = NOTHING_WANTED
         self.deepest = 0
         self.end: str | None = None

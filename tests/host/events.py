@@ -45,6 +45,7 @@ class Events:
         max_snapshots, max_copies = rng.choice([2, 8]), rng.choice([0, 2, 8, 8])
         if is_roomy:
             pages, num_rows, max_snapshots = [2000, 2000], 1000, 64
+        self.is_roomy = is_roomy
         self.manager = make_manager(
             kind,
             tokens_per_page=PAGE,
@@ -107,7 +108,13 @@ class Events:
         )
         self.number += 1
         lookup = self.driver.add(
-            self.number, prompt, scope=scope, points=points, reuse=reuse
+            self.number,
+            prompt,
+            scope=scope,
+            points=points,
+            reuse=reuse,
+            # In roomy caches nothing may be evicted, older turns included.
+            conversation=None if self.is_roomy else (None, "a", "b")[self.number % 3],
         )
         found = (lookup.reused_tokens, lookup.matched_tokens)
         assert found == (wanted if reuse else (0, 0))
