@@ -14,6 +14,8 @@ from jaxcache.policies.policy import Policy, PolicyMaker
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy
 from jaxcache.prefixes.order import EvictionOrder
 
+_INT32 = np.dtype(np.int32)
+
 # What an eviction policy must be able to do.
 _POLICY = tuple(
     sorted(
@@ -52,7 +54,7 @@ def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) ->
             f"prompt of request {request_id!r} must have at most max_tokens = "
             f"{max_tokens} tokens, got {tokens.size}: it can never fit"
         )
-    if tokens.dtype != np.int32:
+    if tokens.dtype != _INT32:
         if tokens.dtype.kind not in "iu":
             raise ValueError(
                 f"prompt of request {request_id!r} must hold integers, "
@@ -65,8 +67,7 @@ def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) ->
             )
         if int(tokens.min()) >= 0:
             tokens = tokens.astype(np.int32)
-    # One comparison for all ids: as unsigned numbers, negative ones are large.
-    if tokens.dtype != np.int32 or int(_unsigned(tokens).max()) >= 1 << 31:
+    if tokens.dtype != _INT32 or _has_negative(tokens):
         raise ValueError(
             f"prompt of request {request_id!r} must hold token ids >= 0, "
             f"got {tokens.min()}"
@@ -74,8 +75,9 @@ def read_prompt(request_id: Hashable, prompt: npt.ArrayLike, max_tokens: int) ->
     return tokens.tobytes()
 
 
-def _unsigned(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.uint32]:
-    return np.ascontiguousarray(tokens).view(np.uint32)
+def _has_negative(tokens: npt.NDArray[Any]) -> bool:
+    # To find where the least is takes half the time of finding the least.
+    return bool(tokens.item(tokens.argmin()) < 0)
 
 
 def read_points(

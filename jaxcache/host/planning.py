@@ -143,7 +143,7 @@ class Planner:
             or run.epoch != core.epoch
             or run.left <= 0
             or core.tables.has_updates
-            or not self._unsettled.isdisjoint(run.taken)
+            or (self._unsettled and not self._unsettled.isdisjoint(run.taken))
             or not run.goes_on(work)
         ):
             return None
@@ -273,11 +273,11 @@ class Planner:
         if is_first:
             self._begin(request)
         seat, end = request.seat, intent.start + intent.length
-        pages = core.seats.num_pages(seat)
+        pages, seats = intent.pages, core.seats
         if intent.columns:
             columns = core.pages.take(intent.columns)
             core.tables.set_pages(seat, pages, columns)
-            core.seats.capacity[seat] += intent.columns * self._page
+            seats.capacity[seat] = (pages + intent.columns) * self._page
         if is_first and request.found.source is not None:
             table = core.tables.page_table[:, seat, pages]
             pairs = zip(request.found.source.tolist(), table.tolist(), strict=True)
@@ -287,7 +287,7 @@ class Planner:
         chunk = Chunk(
             request=request,
             seat=seat,
-            generation=int(core.seats.generation[seat]),
+            generation=seats.generation.item(seat),
             start=intent.start,
             length=intent.length,
             is_first=is_first,
@@ -299,7 +299,7 @@ class Planner:
             ghosts=_passed(intent.wanted, points, end),
             wanted_before=intent.wanted,
         )
-        for point in sorted(points):
+        for point in sorted(points) if len(points) > 1 else points:
             row = core.rows.take()
             if point.position < end:
                 chunk.emitted.append(EmittedRow(point, row))
@@ -311,8 +311,8 @@ class Planner:
                 self._unsettled.add(seat)
         request.wanted = _after(intent.wanted, end)
         request.is_decoding = chunk.is_last
-        core.seats.planned[seat] = end
-        core.seats.last_plan[seat] = core.number
+        seats.planned[seat] = end
+        seats.last_plan[seat] = core.number
         return chunk
 
     def _begin(self, request: Request) -> None:

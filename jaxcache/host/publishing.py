@@ -12,7 +12,6 @@ or when the request ends. The rows of snapshots are given to the tree, never cop
 import contextlib
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from jaxcache.host.core import Core
@@ -394,9 +393,12 @@ def _check_sampled(tokens: npt.NDArray[Any]) -> None:
     Raises:
         ValueError: if one is not.
     """
-    # One pass: a negative number, or one that is too large, leaves its highest bit.
-    if not 0 <= int(np.bitwise_or.reduce(tokens)) < 1 << 31:
+    if not tokens.size:
+        return
+    # To find where the least is takes a quarter of the time of finding the least.
+    least, most = tokens.item(tokens.argmin()), tokens.item(tokens.argmax())
+    if not 0 <= least <= most < 1 << 31:
         raise ValueError(
             f"next_tokens must be int32 token ids >= 0 where an entry samples, "
-            f"got {tokens.min()} to {tokens.max()}"
+            f"got {least} to {most}"
         )

@@ -33,11 +33,14 @@ class Repeats:
             Whether it was served before and now reuses nothing.
         """
         key = (scope, len(data), data[:_HEAD_BYTES], data[-_TAIL_BYTES:])
-        missed = key in self._served and lookup.reused_tokens == 0
-        self._served[key] = None
-        self._served.move_to_end(key)
-        if len(self._served) > _REMEMBERED:
-            self._served.popitem(last=False)
+        missed = False
+        if key in self._served:
+            missed = lookup.reused_tokens == 0
+            self._served.move_to_end(key)
+        else:
+            self._served[key] = None
+            if len(self._served) > _REMEMBERED:
+                self._served.popitem(last=False)
         if missed and not self._has_warned:
             self._has_warned = True
             _LOGGER.warning(

@@ -39,6 +39,7 @@ class Intent:
         request: The request.
         start: Tokens in the cache before it.
         length: Tokens it runs.
+        pages: Pages that the request has, of each group, shared ones included.
         columns: Pages it needs, of each group.
         wanted: The points it still wants, those in this chunk first.
     """
@@ -46,6 +47,7 @@ class Intent:
     request: Request
     start: int
     length: int
+    pages: int
     columns: int
     wanted: Wanted
 
@@ -291,7 +293,9 @@ class Sizer:
         columns = 0
         if core.pages.num_groups:
             columns = max(0, -(-(start + length) // self._page) - pages)
-        return Intent(request, start, length, columns, wanted)
+        else:
+            pages = 0
+        return Intent(request, start, length, pages, columns, wanted)
 
     # -- counting ----------------------------------------------------------------------
 

@@ -16,6 +16,9 @@ Int64s = npt.NDArray[np.int64]
 
 _READ, _WRITE = 0, 1
 
+# So many pages on average make runs of pages long.
+_LONG_RUN = 16
+
 NO_UPDATES = np.zeros((4, 0), np.int32)
 NO_UPDATES.flags.writeable = False
 
@@ -28,27 +31,60 @@ class Growth:
         indices: `i64[n]`, which page of each comes next. Replaced, never written.
     """
 
-    __slots__ = ("_flat", "_places", "_updates", "indices", "seats")
+    __slots__ = ("_bases", "_flat", "_one", "_updates", "indices", "seats")
 
-    def __init__(self, page_table: Int32s, seats: Int64s, indices: Int64s) -> None:
-        groups, num_seats, width = page_table.shape
-        self.seats = seats
+    def __init__(
+        self, flat: Int32s, bases: Int64s, updates: Int32s, indices: Int64s
+    ) -> None:
+        self.seats = bases[0]
         self.indices = indices
-        self._flat = page_table.reshape(-1)
+        self._flat = flat
+        self._bases = bases[1:]
+        self._updates = updates
+        # Adding an array takes half the time of adding a number.
+        self._one = np.ones(indices.size, np.int64)
+
+    @classmethod
+    def of_steps(
+        cls, page_table: Int32s, seats: Int64s, indices: Int64s, steps: Int64s
+    ) -> "dict[int, Growth]":
+        """Returns the growths by the step in which they are due.
+
+        Args:
+            page_table: `i32[groups, seats, max_pages]`.
+            seats: `i64[n]`, the seats.
+            indices: `i64[n]`, which page of each comes next.
+            steps: `i64[n]`, when it is due.
+        """
+        groups, num_seats, width = page_table.shape
+        # All in one go, then cut, since there may be as many as tokens of a page.
+        order = steps.argsort(kind="stable")
+        seats, indices, steps = seats[order], indices[order], steps[order]
+        bases = np.empty((groups + 1, seats.size), np.int64)
+        bases[0] = seats
         of_group = np.arange(groups)[:, None]
-        self._places = (of_group * num_seats + seats) * width + indices
-        self._updates = np.empty((4, groups, seats.size), np.int32)
-        self._updates[0] = of_group
-        self._updates[1], self._updates[2] = seats, indices
+        bases[1:] = (of_group * num_seats + seats) * width
+        updates = np.empty((4, groups, seats.size), np.int32)
+        updates[0], updates[1] = of_group, seats
+        cuts = (steps[1:] != steps[:-1]).nonzero()[0] + 1
+        flat, growths, start = page_table.reshape(-1), {}, 0
+        for step, stop in zip(
+            steps[[0, *cuts]].tolist(), [*cuts.tolist(), seats.size], strict=True
+        ):
+            part = slice(start, stop)
+            growths[step] = cls(
+                flat, bases[:, part], updates[:, :, part], indices[part]
+            )
+            start = stop
+        return growths
 
     def set_pages(self, columns: Int32s) -> Int32s:
         """Sets the next page of each seat, and returns the updates that say so."""
-        self._flat[self._places] = columns
+        indices = self.indices
+        self._flat[self._bases + indices] = columns
         updates = self._updates.copy()
-        updates[3] = columns
-        self._places += 1
-        self._updates[2] += 1
-        self.indices = self.indices + 1
+        updates[2], updates[3] = indices, columns
+        self.indices = indices + self._one
         return updates.reshape(4, -1)
 
 
@@ -73,6 +109,7 @@ class DeviceTables:
         self._first = np.full(seats, size.max_pages, np.int64)
         self._stop = np.zeros(seats, np.int64)
         self._rows = np.zeros((seats, 2), np.bool_)
+        self._columns = np.arange(size.max_pages, dtype=np.int32)
         # One page of each of some seats, whose runs are empty.
         self._each: tuple[Int64s, Int64s] | None = None
         # Whether there may be anything else to send at all.
@@ -117,13 +154,12 @@ class DeviceTables:
         """Sets the row that a request reads and the one that it writes."""
         assert write != NULL_SLOT
         before = self.rows(seat)
-        if before != (read, write):
-            self.row_index[seat] = (read, write)
-            if before[_READ] != read:
-                self._rows[seat, _READ] = True
-            if before[_WRITE] != write:
-                self._rows[seat, _WRITE] = True
-            self._has_rows = True
+        if before[_READ] != read:
+            self.row_index[seat, _READ] = read
+            self._rows[seat, _READ] = self._has_rows = True
+        if before[_WRITE] != write:
+            self.row_index[seat, _WRITE] = write
+            self._rows[seat, _WRITE] = self._has_rows = True
 
     def point_rows_at_sink(self, seat: int) -> None:
         """Lets a seat that nobody has read and write the sink."""
@@ -141,7 +177,7 @@ class DeviceTables:
             parts += self._page_updates(*self._each)
             self._each = None
         if self._has_pages:
-            parts += self._page_updates(*self._runs())
+            parts += self._take_runs()
             self._has_pages = False
         if self._has_rows:
             seats, columns = self._rows.nonzero()
@@ -156,16 +192,37 @@ class DeviceTables:
             return NO_UPDATES
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def _runs(self) -> tuple[Int64s, Int64s]:
-        """Returns the seat and the index of every page to send, and forgets them."""
+    def _take_runs(self) -> list[Int32s]:
+        """Returns the updates of every run of pages to send, and forgets them."""
         seats = (self._stop > self._first).nonzero()[0]
         first, stop = self._first[seats], self._stop[seats]
         self._first[seats] = self._width
         self._stop[seats] = 0
         lengths = stop - first
+        total = int(lengths.sum())
+        if total >= _LONG_RUN * seats.size:
+            return self._long_runs(seats, first, stop, total)
         of_run = np.repeat(np.arange(seats.size), lengths)
         begins = lengths.cumsum() - lengths
-        return seats[of_run], np.arange(of_run.size) + (first - begins)[of_run]
+        indices = np.arange(total) + (first - begins)[of_run]
+        return self._page_updates(seats[of_run], indices)
+
+    def _long_runs(
+        self, seats: Int64s, first: Int64s, stop: Int64s, total: int
+    ) -> list[Int32s]:
+        """Returns the updates of few runs: slices are quicker then than indices."""
+        groups = len(self.page_table)
+        updates = np.empty((4, groups, total), np.int32)
+        updates[0] = np.arange(groups)[:, None]
+        at = 0
+        runs = zip(seats.tolist(), first.tolist(), stop.tolist(), strict=True)
+        for seat, begin, end in runs:
+            run = slice(at, at + end - begin)
+            updates[1, :, run] = seat
+            updates[2, :, run] = self._columns[begin:end]
+            updates[3, :, run] = self.page_table[:, seat, begin:end]
+            at = run.stop
+        return [updates.reshape(4, -1)]
 
     def _page_updates(self, seats: Int64s, indices: Int64s) -> list[Int32s]:
         parts = []

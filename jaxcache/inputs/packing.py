@@ -90,6 +90,17 @@ class PackedInputs:
     size: CacheSize
 
 
+def _packed_inputs(
+    packed: Int32s, extra_updates: Int32s | None, bucket: Bucket, size: CacheSize
+) -> PackedInputs:
+    """Makes a `PackedInputs` in a fifth of the time that its frozen fields take."""
+    inputs = object.__new__(PackedInputs)
+    vars(inputs).update(
+        packed=packed, extra_updates=extra_updates, bucket=bucket, size=size
+    )
+    return inputs
+
+
 def index_bucket(num_indices: int) -> int:
     """Returns the power of two, at least 2, that `num_indices` are padded to."""
     return max(MIN_INDICES, 1 << (num_indices - 1).bit_length())
@@ -276,9 +287,7 @@ class Packer:
                 inline = inline[:, :num_updates]
             updates = packed[form.updates].reshape(4, bucket.updates)
             updates[:, :num_updates] = inline
-        return PackedInputs(
-            packed=packed, extra_updates=extra, bucket=bucket, size=self.size
-        )
+        return _packed_inputs(packed, extra, bucket, self.size)
 
     def repeat(self, seats: Int32s) -> "DecodeForm":
         """Returns what packs steps in which these seats decode, and nothing else."""
@@ -361,6 +370,4 @@ class DecodeForm:
         if count := updates.shape[1]:
             inline = packed[self._updates].reshape(4, self.bucket.updates)
             inline[:, :count] = updates
-        return PackedInputs(
-            packed=packed, extra_updates=None, bucket=self.bucket, size=self._size
-        )
+        return _packed_inputs(packed, None, self.bucket, self._size)
