@@ -10,6 +10,7 @@ that eviction never stops.
     commit    `complete` of the prefill steps, by request
     decode    `plan` and `complete` of decode steps, by token
     finish    `finish`, by request
+    step      one decode step: half of them take no longer than p50, most than p99
     events    taking what a wave told, with `--events`, by request
 
 `--check` exits with 1 if a target of `TARGETS` is missed.
@@ -72,10 +73,12 @@ def make_prompts(options: argparse.Namespace) -> list[np.ndarray]:
 
 
 class Clock:
-    """Adds up seconds by name."""
+    """Adds up seconds by name, and notes how long each decode step took."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.steps: list[float] = []
+        self.step_bytes = 0
         self._began = time.perf_counter()
 
     def start(self) -> None:
@@ -84,6 +87,10 @@ class Clock:
     def stop(self, name: str) -> None:
         spent = time.perf_counter() - self._began
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+    def step_us(self, percent: float) -> float:
+        """Returns how many microseconds a decode step took at most, of so many."""
+        return 1e6 * float(np.percentile(self.steps, percent)) if self.steps else 0.0
 
 
 def serve_wave(
@@ -110,8 +117,14 @@ def serve_wave(
     work = [(number, 1) for number in wave]
     count = len(work)
     clock.start()
+    before = time.perf_counter()
     for _ in range(options.generated - 1):
-        manager.complete(manager.plan(work), sampled[:count])
+        plan = manager.plan(work)
+        clock.step_bytes += plan.inputs.packed.nbytes
+        manager.complete(plan, sampled[:count])
+        now = time.perf_counter()
+        clock.steps.append(now - before)
+        before = now
     clock.stop("decode")
     clock.start()
     for number in wave:
@@ -180,6 +193,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "admit_us": spent["admit"],
         "commit_us": spent["commit"],
         "decode_us_per_token": spent["decode"] / (options.generated - 1),
+        "step_us_p50": clock.step_us(50),
+        "step_us_p99": clock.step_us(99),
+        "bytes_per_step": clock.step_bytes / max(1, len(clock.steps)),
         "finish_us": spent["finish"],
         "events": told,
         "events_us": spent["events"],
