@@ -242,6 +242,10 @@ def test_a_gap_in_the_sequence_is_refused_by_name() -> None:
     other = Mirror()
     other.apply(batch)
     assert contents(other) == contents(mirror)
+    # What is told anew is all there is.
+    cleared = Batch(sequence=0, timestamp=0.0, rank=0, events=batch.events[:1])
+    other.apply(cleared)
+    assert (other.num_pages, other.num_snapshots) == (0, 0)
 
 
 def test_a_page_in_another_tier_outlives_the_one_on_the_device() -> None:

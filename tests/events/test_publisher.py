@@ -119,6 +119,21 @@ def test_a_subscriber_that_comes_late_has_all_replayed(
             assert mirrored(subscriber) == told_anew(served)
 
 
+def test_a_late_subscriber_begins_where_all_was_told_anew(context: Context) -> None:
+    endpoints = ["inproc://events", "inproc://replays"]
+    served = Served()
+    with Publisher(*endpoints, kept_batches=3, context=context) as publisher:
+        for number in range(4):
+            if number == 2:
+                served.stream.restate()
+            publisher.publish(batch := served.batch())
+        last = batch.sequence.to_bytes(8, "big")
+        until(lambda: len(publisher._kept) == 3 and publisher._kept[-1][0] == last)
+        with Subscriber(*endpoints, context=context) as subscriber:
+            assert subscriber.catch_up() == 2
+            assert mirrored(subscriber) == told_anew(served)
+
+
 def test_a_gap_is_closed_by_replay(context: Context, endpoints: list[str]) -> None:
     served = Served()
     with (

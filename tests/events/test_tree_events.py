@@ -2,9 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from jaxcache.events.mirror import Mirror
+from jaxcache.events.records import PagesStored
 from jaxcache.events.stream import EventStream, describe
 from tests.events.following import assert_same_as_told_now, follow
 from tests.host.caches import KINDS
@@ -96,3 +98,20 @@ def test_a_begun_page_that_is_cut_short_is_told_anew() -> None:
     # Shorter than a page, and without a page of its own that would begin alike.
     publish(followed.tree, (0, 0, 1))
     assert followed.check((0, 0, 1, 1), (0, 0, 0, 1), (0, 0, 7)) == 2
+
+
+def test_pages_beside_a_hole_are_told_apart() -> None:
+    followed = Followed("two groups")
+    tree = followed.tree
+    columns = tree.pages.take(3)
+    tree._drop(columns, 1, 1)
+    data = np.arange(12, dtype=np.int32).tobytes()
+    tree.tree.insert(None, None, 0, data, columns)
+    batch = followed.stream.take()
+    assert batch is not None
+    stored = [event for event in batch.events if isinstance(event, PagesStored)]
+    all_three, first, third = stored
+    assert [event.group for event in stored] == [0, 1, 1]
+    assert (first.position, first.parent) == (0, None)
+    assert (third.position, third.parent) == (8, all_three.hashes[1])
+    assert third.tokens.tolist() == [8, 9, 10, 11]
