@@ -52,13 +52,15 @@ class PagePools:
     def take(self, count: int) -> Int32s:
         """Takes `count` columns, `i32[groups, count]`; they must be free."""
         columns = np.empty((self.num_groups, count), np.int32)
+        tops, lowest = self._tops, self._lowest
         for group, stack in enumerate(self._stacks):
-            top = self._tops[group] - count
+            before = tops[group]
+            top = before - count
             assert top >= 0, "pages are counted before they are taken"
-            columns[group] = stack[top : top + count]
-            self._tops[group] = top
-            if top < self._lowest[group]:
-                self._lowest[group] = top
+            columns[group] = stack[top:before]
+            tops[group] = top
+            if top < lowest[group]:
+                lowest[group] = top
         return columns
 
     def put(self, columns: Int32s) -> None:
