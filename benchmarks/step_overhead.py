@@ -18,12 +18,13 @@ and weights, but only looks at each (`--model tiny` computes).
 """
 
 import argparse
+import functools
 import gc
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ from jaxcache.device.step_inputs import StepInputs
 from jaxcache.engine import Engine, ModelStep, Request
 from jaxcache.engine.pipeline import Pipeline
 from jaxcache.inputs.buckets import Buckets
-from jaxcache.inputs.packing import PackedInputs, Packer, StepWork
+from jaxcache.inputs.packing import DecodeForm, PackedInputs, Packer
 from jaxcache.layouts import ModelLayout
 from jaxcache.models import TINY_CONFIG, HybridModel, random_model
 
@@ -74,32 +75,38 @@ class Hollow(nnx.Module):
 
 
 class Packing:
-    """Times every `Packer.pack` from here on, and keeps what was packed."""
+    """Times the packing of every step from here on, and keeps how the last one went."""
+
+    # A steady decode step is packed by the form that its run keeps, others by a packer.
+    WAYS = ((Packer, "pack_unchecked"), (DecodeForm, "pack"))
 
     def __init__(self) -> None:
         self.us = 0.0
-        self.work = StepWork()
-        self.packer: Packer
-        self._pack = Packer.pack
+        self._last: Callable[[], PackedInputs]
+        self._originals = [getattr(owner, name) for owner, name in self.WAYS]
+        for (owner, name), pack in zip(self.WAYS, self._originals, strict=True):
+            setattr(owner, name, self._timed(pack))
 
-        def timed(packer: Packer, work: StepWork) -> PackedInputs:
-            self.packer, self.work = packer, work
+    def _timed(self, pack: Callable[..., PackedInputs]) -> Callable[..., PackedInputs]:
+        def timed(owner: Packer | DecodeForm, *arguments: Any) -> PackedInputs:
+            self._last = functools.partial(pack, owner, *arguments)
             began = time.perf_counter()
-            packed = self._pack(packer, work)
+            packed = pack(owner, *arguments)
             self.us = 1e6 * (time.perf_counter() - began)
             return packed
 
-        setattr(Packer, "pack", timed)  # noqa: B010
+        return timed
 
     def again(self, times: int) -> float:
         """Packs the last step again; returns microseconds for each time."""
         began = time.perf_counter()
         for _ in range(times):
-            self._pack(self.packer, self.work)
+            self._last()
         return 1e6 * (time.perf_counter() - began) / times
 
     def stop(self) -> None:
-        setattr(Packer, "pack", self._pack)  # noqa: B010
+        for (owner, name), pack in zip(self.WAYS, self._originals, strict=True):
+            setattr(owner, name, pack)
 
 
 def call_again(

@@ -1,5 +1,6 @@
 """The benchmarks' `--check` fails when a target is missed, and only then."""
 
+import json
 import pathlib
 import runpy
 import sys
@@ -81,3 +82,29 @@ def test_step_overhead_cannot_be_checked_without_its_largest_batch(
     with pytest.raises(SystemExit) as refusal:
         script("step_overhead")["main"]()
     assert refusal.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("step_overhead", ["--turns", "2", "--repeat", "1"]),
+        ("host_manager", ["--requests", "64", "--pages", "20000", "--generated", "3"]),
+    ],
+)
+def test_a_benchmark_prints_a_line_of_json_a_case(
+    name: str,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--json", *options])
+    main = script(name)["main"]
+    if name == "host_manager":
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0
+    else:
+        main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines
+    assert all(line["benchmark"] == name for line in lines)
