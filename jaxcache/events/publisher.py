@@ -31,7 +31,28 @@ _TICK_S = 0.02
 _HIGH_WATER = 100_000
 
 
-class Publisher:
+class _Closing:
+    """Something that `with` closes."""
+
+    def __enter__(self) -> Self:
+        """Returns itself, to be closed."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def close(self) -> None:
+        """Gives back what it has opened."""
+        raise NotImplementedError
+
+
+class Publisher(_Closing):
     """Sends batches from a thread of its own, and replays the last ones.
 
     `publish` never waits: the step that published must not be held up by a router.
@@ -122,19 +143,6 @@ class Publisher:
                 self._queue.put_nowait(None)
         self._thread.join()
 
-    def __enter__(self) -> Self:
-        """Returns itself, to be closed."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes it."""
-        self.close()
-
     def _serve(self) -> None:
         with self._sockets:
             while True:
@@ -167,7 +175,7 @@ class Publisher:
                     router.send_multipart((who, b"", sequence, payload))
 
 
-class Subscriber:
+class Subscriber(_Closing):
     """Keeps a mirror up to date with one publisher, and closes gaps by replay.
 
     Attributes:
@@ -245,19 +253,6 @@ class Subscriber:
     def close(self) -> None:
         """Closes the socket."""
         self._sub.close()
-
-    def __enter__(self) -> Self:
-        """Returns itself, to be closed."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes it."""
-        self.close()
 
     def _take(self, batch: Batch) -> int:
         expected = self.mirror.expected

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.host.requests import Int64s, Request, Seats
+from jaxcache.host.requests import Request, Seats
 from jaxcache.host.tables import DeviceTables, Growth
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.inputs.packing import NEXT_TOKEN, DecodeForm, PackedInputs
 from jaxcache.layouts import CacheSize
-from jaxcache.prefixes.nodes import Int32s
+from jaxcache.prefixes.nodes import Int32s, Int64s
 
 # So many sampled tokens of each request wait to be written down, at most.
 _WAITING = 64

@@ -12,14 +12,14 @@ import numpy as np
 
 from jaxcache.host.core import Core
 from jaxcache.host.decode_run import DecodeRun
-from jaxcache.host.plans import ABANDONED, Chunk, EmittedRow, Int64s, Reading, StepPlan
+from jaxcache.host.plans import ABANDONED, Chunk, EmittedRow, Reading, StepPlan
 from jaxcache.host.requests import Request
 from jaxcache.host.sizing import Draft, Intent, Sizer, Work
 from jaxcache.host.tables import NO_UPDATES
 from jaxcache.inputs.packing import NEXT_TOKEN, Packer, StepWork
 from jaxcache.layouts import NULL_SLOT
 from jaxcache.policies.snapshots import Point, Wanted
-from jaxcache.prefixes.nodes import NO_ROW, Int32s
+from jaxcache.prefixes.nodes import NO_ROW, Int32s, Int64s
 
 NO_ROOM = "no row was free or evictable"
 NO_SLOT = "the step emits max_snapshots already"

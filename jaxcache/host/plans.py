@@ -12,9 +12,7 @@ from jaxcache.host.requests import Request
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.inputs.packing import PackedInputs
 from jaxcache.policies.snapshots import Point, Wanted
-from jaxcache.prefixes.nodes import Int32s
-
-Int64s = npt.NDArray[np.int64]
+from jaxcache.prefixes.nodes import Int32s, Int64s
 
 IN_FLIGHT = "in flight"
 COMPLETED = "completed"

@@ -14,14 +14,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from jaxcache.layouts import CacheSize
 from jaxcache.policies.snapshots import Wanted
 from jaxcache.prefixes.lookup import Found
-from jaxcache.prefixes.nodes import NO_ROW, Hold, Int32s, Snapshot
-
-Int64s = npt.NDArray[np.int64]
+from jaxcache.prefixes.nodes import NO_ROW, Hold, Int32s, Int64s, Snapshot
 
 NO_SEAT = -1
 

@@ -15,7 +15,6 @@ import numpy as np
 from jaxcache.host.core import Core
 from jaxcache.host.decode_run import is_equal_work
 from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
-from jaxcache.host.plans import Int64s
 from jaxcache.host.requests import NO_SEAT, NOTHING_WANTED, Request
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.policies.policy import Arrival, Wish
@@ -27,6 +26,7 @@ from jaxcache.policies.snapshots import (
     wishes_of,
 )
 from jaxcache.prefixes.lookup import Found
+from jaxcache.prefixes.nodes import Int64s
 
 Work = Sequence[tuple[Hashable, SupportsIndex]]
 

@@ -7,12 +7,9 @@ right.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from jaxcache.layouts import NULL_SLOT, CacheSize
-from jaxcache.prefixes.nodes import Int32s
-
-Int64s = npt.NDArray[np.int64]
+from jaxcache.prefixes.nodes import Int32s, Int64s
 
 _READ, _WRITE = 0, 1
 

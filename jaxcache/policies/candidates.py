@@ -40,14 +40,10 @@ def candidates(
     kinds = {prompt_tokens // GRID_TOKENS * GRID_TOKENS: GRID}
     for kind, share in LADDER:
         kinds[int(prompt_tokens * share) // page * page] = kind
-    if USE_BOUNDARY:
-        kinds[prompt_tokens // page * page] = BOUNDARY
-        kinds[(prompt_tokens - 1) // page * page] = BOUNDARY
+    kinds[prompt_tokens // page * page] = BOUNDARY
+    kinds[(prompt_tokens - 1) // page * page] = BOUNDARY
     if matched > reused:
         kinds[matched // page * page] = BRANCH
     return {
         position: kinds[position] for position in sorted(kinds) if position > reused
     }
-
-
-USE_BOUNDARY = True

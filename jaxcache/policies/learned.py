@@ -24,11 +24,8 @@ from jaxcache.policies.policy import (
     BRANCH,
     KINDS,
     MARKED,
-    NO_ROW,
     RESPONSE,
     Arrival,
-    Geometry,
-    Snapshot,
     Wish,
 )
 from jaxcache.policies.records import NOBODY, Records
@@ -45,6 +42,8 @@ from jaxcache.policies.reuse import (
     class_of,
     response_of,
 )
+from jaxcache.prefixes.nodes import NO_ROW, Snapshot
+from jaxcache.prefixes.order import Geometry
 
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 _MARKED, _BRANCH, _RESPONSE = (_NUMBERS[kind] for kind in (MARKED, BRANCH, RESPONSE))

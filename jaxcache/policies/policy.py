@@ -16,8 +16,8 @@ ghosts too, so that a policy can learn what it would have been worth to keep the
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from jaxcache.prefixes.nodes import NO_ROW as NO_ROW, Snapshot as Snapshot
-from jaxcache.prefixes.order import EvictionOrder, Geometry as Geometry
+from jaxcache.prefixes.nodes import Snapshot
+from jaxcache.prefixes.order import EvictionOrder
 
 # Why a snapshot is taken; of two on one position the earlier kind is the more telling.
 MARKED = "marked"

@@ -15,8 +15,9 @@ from typing import TypeGuard
 
 import numpy as np
 
-from jaxcache.policies.policy import Geometry, Snapshot
 from jaxcache.policies.reuse import AGE_BUCKET, Floats, Ints
+from jaxcache.prefixes.nodes import Snapshot
+from jaxcache.prefixes.order import Geometry
 
 NOBODY = 0
 # A resident serves itself and at most the best seven ghosts.

@@ -122,30 +122,16 @@ class Evictor:
         if node.live or node.extent >= snapshot.position:
             return 0
         freed = 0
-        others = node.residents - 1
-        need = node.extent
-        for other in reversed(node.snapshots):
-            if other is not snapshot and other.is_resident:
-                if other.position > snapshot.position:
-                    return 0
-                need = max(need, other.position)
-                break
+        needed = self._residency.needed_directly(node, without=snapshot)
+        if needed > snapshot.position:
+            return 0
         while True:
-            first = node.start // self._page
-            keep = max(need, node.start) // self._page - first
+            keep = needed // self._page - node.start // self._page
             freed += max(0, int(node.pages.shape[1]) - keep)
-            if need > node.start or others:
-                return freed
             parent = node.parent
-            if parent is None or parent.live > 1:
+            if needed > node.start or parent is None or parent.live > 1:
                 return freed
-            node, others = parent, parent.residents
-            need = node.extent
-            if others:
-                for other in reversed(node.snapshots):
-                    if other.is_resident:
-                        need = max(need, other.position)
-                        break
+            node, needed = parent, self._residency.needed_directly(parent)
 
     # -- giving up what nobody needs ---------------------------------------------------
 
@@ -162,8 +148,9 @@ class Evictor:
             if node.live:
                 self.drop_covered_tail(node)
                 break
-            self._free_beyond(node, self._residency.needed(node))
-            self._cut_tokens(node)
+            needed = self._residency.needed(node)
+            self._free_beyond(node, needed)
+            self._cut_tokens(node, needed)
             if node.is_live:
                 break
             node = parent
@@ -240,18 +227,23 @@ class Evictor:
             return
         node.tail = None
         if is_covered or find_partial_page(node, node.tail_end, self._page) is not None:
-            if self._residency.listener is not None:
-                self._residency.listener.begun_removed(node, tail)
-            self._pages.put(tail[:, None])
+            self.drop_tail(node, tail)
             self._residency.account(node)
         else:
             node.tail = tail
 
-    def _cut_tokens(self, node: Node) -> None:
+    def drop_tail(self, node: Node, tail: Int32s) -> None:
+        """Frees the begun page of a node, whose tokens begin another; not counted."""
+        if self._residency.listener is not None:
+            self._residency.listener.begun_removed(node, tail)
+        self._pages.put(tail[:, None])
+        node.tail = None
+
+    def _cut_tokens(self, node: Node, needed: int) -> None:
         """Forgets tokens at the end of a node without children that nothing needs."""
         if node.children:
             return
-        keep = self._residency.needed(node)
+        keep = needed
         if node.snapshots:
             keep = max(keep, node.snapshots[-1].position)
         if keep <= node.start:

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 
 # How many nodes are asked for the begun page. The first one nearly always has it.
 _MAX_ASKED = 32

@@ -107,12 +107,14 @@ class Residency:
 
     def needed(self, node: Node) -> int:
         """Returns up to which position anybody needs a node; its start if nobody."""
-        if node.live:
-            return node.end
+        return node.end if node.live else self.needed_directly(node)
+
+    def needed_directly(self, node: Node, without: Snapshot | None = None) -> int:
+        """Returns the same as if there were no nodes below, nor one snapshot."""
         needed = max(node.extent, node.start)
         if node.residents:
             for snapshot in reversed(node.snapshots):
-                if snapshot.is_resident:
+                if snapshot.is_resident and snapshot is not without:
                     return max(needed, snapshot.position)
         return needed
 

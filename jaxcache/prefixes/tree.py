@@ -245,7 +245,7 @@ class PrefixTree:
                 self._split(node, node.tail_end)
             elif node.tail is not None:
                 # Its tokens begin the first of the pages that come now.
-                self._drop_tail(node, node.tail)
+                self.evictor.drop_tail(node, node.tail)
             node.pages = np.concatenate((node.pages, missing), axis=1)
             if self.residency.listener is not None:
                 self.residency.listener.pages_stored(node, first + have, missing)
@@ -303,7 +303,7 @@ class PrefixTree:
             return leaf
         if node.tail is not None:
             # Its tokens begin the next page, whole or partial, that comes now.
-            self._drop_tail(node, node.tail)
+            self.evictor.drop_tail(node, node.tail)
         node.edge += edge
         node.end += len(edge) // 4
         if whole and self.residency.listener is not None:
@@ -329,7 +329,7 @@ class PrefixTree:
             # The node has the whole page, but not in every group: both are needed.
             node = self._split(node, position)
         if node.tail is not None:
-            self._drop_tail(node, node.tail)
+            self.evictor.drop_tail(node, node.tail)
         node.tail = tail.copy()
         node.tail_end = position
         if self.residency.listener is not None:
@@ -342,13 +342,6 @@ class PrefixTree:
             self.evictor.drop_covered_tail(above)
             above = above.parent
         return node
-
-    def _drop_tail(self, node: Node, tail: Int32s) -> None:
-        """Gives back the begun page of a node, for which another has come."""
-        if self.residency.listener is not None:
-            self.residency.listener.begun_removed(node, tail)
-        self.pages.put(tail[:, None])
-        node.tail = None
 
     def _split(self, node: Node, at: int) -> Node:
         """Splits a node; it stays the lower part, and the new upper one is returned.

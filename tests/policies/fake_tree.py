@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from jaxcache.policies.policy import NO_ROW, Arrival, Policy, Snapshot
+from jaxcache.policies.policy import Arrival, Policy
+from jaxcache.prefixes.nodes import NO_ROW, Snapshot
 
 PAGE = 16
 

@@ -8,8 +8,9 @@ import pytest
 from jaxcache.policies import learned
 from jaxcache.policies.learned import Bundle, Learned
 from jaxcache.policies.lru import Lru
-from jaxcache.policies.policy import NO_ROW, Arrival
+from jaxcache.policies.policy import Arrival
 from jaxcache.policies.reuse import NUM_AGES
+from jaxcache.prefixes.nodes import NO_ROW
 from tests.policies.fake_tree import PAGE, FakeSnapshot, FakeTree, Segments, Server
 
 
