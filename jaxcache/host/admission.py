@@ -142,8 +142,10 @@ def check_options(
         )
 
 
-def make_policy(layout: CacheLayout, eviction: PolicyMaker) -> Policy[Any]:
-    """Returns the eviction policy for a cache.
+def make_policy(
+    layout: CacheLayout, eviction: PolicyMaker, kinds: Sequence[str]
+) -> Policy[Any]:
+    """Returns the eviction policy for a cache, which may suggest snapshots of `kinds`.
 
     Raises:
         ValueError: if `eviction` makes none.
@@ -154,18 +156,19 @@ def make_policy(layout: CacheLayout, eviction: PolicyMaker) -> Policy[Any]:
             f"got {eviction!r}"
         )
     groups = range(layout.num_page_groups)
-    policy = eviction(
+    order = eviction(
         row_bytes=layout.bytes_per_row if layout.has_recurrent else 0,
         page_bytes=sum(layout.bytes_per_page(group) for group in groups),
         tokens_per_page=layout.tokens_per_page,
+        kinds=kinds,
     )
-    missing = [name for name in _POLICY if not callable(getattr(policy, name, None))]
+    missing = [name for name in _POLICY if not callable(getattr(order, name, None))]
     if missing:
         raise ValueError(
             f"eviction must make an object with the methods {', '.join(_POLICY)}, "
-            f"got {policy!r}"
+            f"got {order!r}"
         )
-    return policy
+    return order
 
 
 def check_size(layout: CacheLayout, size: CacheSize) -> None:

@@ -14,8 +14,9 @@ from jaxcache.host.stats import Tally
 from jaxcache.host.tables import DeviceTables
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.policies.placement import Placement
 from jaxcache.policies.policy import Policy
-from jaxcache.policies.snapshots import Emission, SnapshotPolicy
+from jaxcache.policies.snapshots import Emission
 from jaxcache.prefixes.lookup import Finder, Found
 from jaxcache.prefixes.nodes import Snapshot
 from jaxcache.prefixes.slots import PagePools, RowPool
@@ -45,7 +46,7 @@ class Core:
         layout: The layout of the cache.
         size: Its size.
         buckets: The shapes of its steps.
-        policy: Where snapshots are wanted.
+        placement: Where snapshots are wanted.
         eviction: What goes first.
         emission: Where they can be taken inside a chunk.
         pages: Free pages.
@@ -68,7 +69,7 @@ class Core:
     layout: CacheLayout
     size: CacheSize
     buckets: Buckets
-    policy: SnapshotPolicy
+    placement: Placement
     eviction: Policy[Any]
     emission: Emission
     pages: PagePools

@@ -49,6 +49,7 @@ from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
 from jaxcache.layouts.arguments import integer
 from jaxcache.policies.learned import Learned
+from jaxcache.policies.placement import place_by, suggestible
 from jaxcache.policies.policy import Arrival, PolicyMaker
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy, auto
 from jaxcache.prefixes.lookup import Finder, Lookup
@@ -101,14 +102,14 @@ class CacheManager:
         eviction = Learned if eviction is None else eviction
         check_size(layout, size)
         check_options(layout, buckets, policy, emission, size.max_tokens)
-        order = make_policy(layout, eviction)
+        order = make_policy(layout, eviction, suggestible(policy))
         pages, rows = PagePools(size), RowPool(size)
         tree = PrefixTree(layout, size, pages, rows, order)
         self._core = Core(
             layout=layout,
             size=size,
             buckets=buckets,
-            policy=policy,
+            placement=place_by(policy, order, size.tokens_per_page),
             eviction=order,
             emission=emission,
             pages=pages,

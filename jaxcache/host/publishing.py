@@ -20,7 +20,7 @@ from jaxcache.host.plans import COMPLETED, Chunk, Reading, StepPlan
 from jaxcache.host.repeats import Repeats
 from jaxcache.host.requests import NOTHING_WANTED, Request
 from jaxcache.policies.policy import RESPONSE
-from jaxcache.policies.snapshots import Auto, Point
+from jaxcache.policies.snapshots import Point
 from jaxcache.prefixes.nodes import NO_ROW, Node, Snapshot
 
 TWIN = "the tree had one at this position already"
@@ -301,7 +301,7 @@ class Publisher:
         full = history // self._page * self._page
         # A row that was just handed over is published; its successor holds nothing yet.
         has_row = request.row != NO_ROW and request.reads is None
-        wanted = core.has_rows and core.policy.response and request.reuse
+        wanted = core.has_rows and core.placement.takes_responses and request.reuse
         if wanted and request.is_lost:
             core.tally.skipped[LOST] += 1
         has_row = wanted and has_row and not request.is_lost and history > 0
@@ -309,14 +309,12 @@ class Publisher:
             return None
         is_ghost = False
         if has_row:
-            is_worth_it = core.eviction.wants_response(
+            is_ghost = not core.placement.wants_response(
                 request.bundle,
                 history,
                 history - request.found.lookup.prompt_tokens,
                 core.rows.free,
             )
-            # A policy with points of its own has decided already.
-            is_ghost = isinstance(core.policy, Auto) and not is_worth_it
         if has_row:
             end = history
         elif core.has_rows:

@@ -7,7 +7,7 @@ holds again what it held before.
 
 import dataclasses
 import operator
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -17,14 +17,8 @@ from jaxcache.host.decode_run import is_equal_work
 from jaxcache.host.errors import OutOfPages, OutOfRows, OutOfSeats, Refused
 from jaxcache.host.requests import NO_SEAT, NOTHING_WANTED, Request
 from jaxcache.inputs.buckets import Bucket
-from jaxcache.policies.policy import Arrival, Wish
-from jaxcache.policies.snapshots import (
-    Auto,
-    Wanted,
-    cut_chunk,
-    wanted_points,
-    wishes_of,
-)
+from jaxcache.policies.policy import Arrival
+from jaxcache.policies.snapshots import Wanted, cut_chunk, wanted_points
 from jaxcache.prefixes.lookup import Found
 from jaxcache.prefixes.nodes import Int64s
 
@@ -254,15 +248,8 @@ class Sizer:
         if not core.has_rows or not request.reuse:
             return NOTHING_WANTED
         matched = request.found.lookup.matched_tokens
-        wishes: Iterable[Wish]
-        if isinstance(core.policy, Auto):
-            allows = core.policy.allows
-            now = Arrival(request.length, reused, matched, request.found.credited)
-            free = core.rows.free - 1
-            suggested = core.eviction.wishes(request.bundle, now, free)
-            wishes = [wish for wish in suggested if allows(wish.kind)]
-        else:
-            wishes = wishes_of(core.policy, request.length, reused, matched, self._page)
+        now = Arrival(request.length, reused, matched, request.found.credited)
+        wishes = core.placement.wishes(request.bundle, now, core.rows.free - 1)
         return wanted_points(
             wishes, core.emission, request.marked, request.length, reused
         )

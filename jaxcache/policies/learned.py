@@ -15,7 +15,7 @@ follow: a page gets dearer with each eviction for pages, a row with each one for
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -138,13 +138,21 @@ class Learned:
         row_bytes: Bytes of one row.
         page_bytes: Bytes of one column of pages.
         tokens_per_page: Tokens of one page.
+        kinds: The kinds that it may suggest.
         seed: Of the samples; with the same calls it gives the same answers.
     """
 
     def __init__(
-        self, *, row_bytes: int, page_bytes: int, tokens_per_page: int, seed: int = 0
+        self,
+        *,
+        row_bytes: int,
+        page_bytes: int,
+        tokens_per_page: int,
+        kinds: Collection[str] = KINDS,
+        seed: int = 0,
     ) -> None:
         self._page_tokens = tokens_per_page
+        self._kinds = frozenset(kinds)
         self._row_bytes, self._page_bytes = row_bytes, page_bytes
         # How much dearer rows are than their bytes, and pages cheaper; a logarithm.
         self._lean = 0.0
@@ -213,8 +221,9 @@ class Learned:
         if again is not None:
             record = self._record(again)
             offsets[positions.index(again.position)] = int(self._records.offset[record])
-        positions.append(bundle.prompt_tokens + EXPECTED_RESPONSE)
-        offsets.append(offset_of[_RESPONSE])
+        if RESPONSE in self._kinds:
+            positions.append(bundle.prompt_tokens + EXPECTED_RESPONSE)
+            offsets.append(offset_of[_RESPONSE])
         row_price = self._row_price
         token_price = self._page_price / self._page_tokens
         # A snapshot serves who comes back to it or to a ghost behind it.
@@ -256,7 +265,9 @@ class Learned:
             if credited.row == NO_ROW and credited.position > reused:
                 often = self._uses[self._record(credited)] >= OFTEN
                 again = credited if often or credited.kind == BRANCH else None
-        kinds = candidates(bundle.prompt_tokens, reused, matched, self._page_tokens)
+        kinds = candidates(
+            bundle.prompt_tokens, reused, matched, self._page_tokens, self._kinds
+        )
         if again is not None:
             kinds[again.position] = again.kind
             kinds = {position: kinds[position] for position in sorted(kinds)}

@@ -2,9 +2,9 @@
 
 import collections
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from jaxcache.policies.policy import BOUNDARY, BRANCH, Arrival, Wish
+from jaxcache.policies.policy import BOUNDARY, BRANCH, KINDS, Arrival, Wish
 from jaxcache.prefixes.nodes import Snapshot
 from jaxcache.prefixes.order import Geometry
 
@@ -19,6 +19,7 @@ class Lru:
         row_bytes: Does not matter here.
         page_bytes: Does not matter here.
         tokens_per_page: Tokens of one page.
+        kinds: The kinds that it may suggest.
         ghosts: How many evicted snapshots are remembered, so that the tree knows where
             prompts parted after it has lost their pages.
     """
@@ -29,10 +30,12 @@ class Lru:
         row_bytes: int,
         page_bytes: int,
         tokens_per_page: int,
+        kinds: Collection[str] = KINDS,
         ghosts: int = 4096,
     ) -> None:
         del row_bytes, page_bytes
         self._page = tokens_per_page
+        self._kinds = frozenset(kinds)
         self._max_ghosts = ghosts
         # Not plain dicts: finding the first item walks over all deleted ones.
         self._residents: collections.OrderedDict[Snapshot, None]
@@ -53,7 +56,7 @@ class Lru:
         wishes.append(Wish((length - 1) // page * page, BOUNDARY, True))
         if length % page == 0:
             wishes.append(Wish(length, BOUNDARY, True))
-        return wishes
+        return [wish for wish in wishes if wish.kind in self._kinds]
 
     def wants_response(
         self, bundle: Arrival, position: int, response_tokens: int, free_rows: int

@@ -13,7 +13,7 @@ A ghost is a snapshot without row and pages: a position and its history. A looku
 ghosts too, so that a policy can learn what it would have been worth to keep them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jaxcache.prefixes.nodes import Snapshot
@@ -29,6 +29,8 @@ LADDER_75 = "ladder_75"
 LADDER_90 = "ladder_90"
 GRID = "grid"
 KINDS = (MARKED, BRANCH, RESPONSE, BOUNDARY, LADDER_50, LADDER_75, LADDER_90, GRID)
+# Guesses at where a later prompt will leave this one.
+GUESSES = (BOUNDARY, LADDER_50, LADDER_75, LADDER_90, GRID)
 
 
 class Arrival(NamedTuple):
@@ -109,7 +111,12 @@ class PolicyMaker(Protocol):
     """Makes the policy of one cache: `Learned`, `Lru`, or any other callable."""
 
     def __call__(
-        self, *, row_bytes: int, page_bytes: int, tokens_per_page: int
+        self,
+        *,
+        row_bytes: int,
+        page_bytes: int,
+        tokens_per_page: int,
+        kinds: Collection[str],
     ) -> Policy[Any]:
         """Returns a policy.
 
@@ -117,5 +124,6 @@ class PolicyMaker(Protocol):
             row_bytes: Bytes of one row.
             page_bytes: Bytes of one column of pages, one of each attention group.
             tokens_per_page: Tokens of one page.
+            kinds: The kinds of snapshots that `wishes` may suggest, of `KINDS`.
         """
         ...

@@ -16,7 +16,14 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from jaxcache.policies.policy import BOUNDARY, BRANCH, KINDS, MARKED, Wish
+from jaxcache.policies.policy import (
+    BRANCH,
+    GUESSES,
+    KINDS,
+    MARKED,
+    RESPONSE,
+    Wish,
+)
 
 # The order in which points of one step get rows when there are not enough for all.
 _RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
@@ -65,8 +72,11 @@ class SnapshotPolicy(Protocol):
 class Auto:
     """The positions that the eviction policy suggests, by how likely they are used.
 
+    With all three off, only the points that callers mark are taken.
+
     Attributes:
-        boundary: Whether the last page boundaries of the prompt are points.
+        boundary: Whether there are points that depend on the prompt's length alone: its
+            last page boundaries, and what the eviction policy adds (ladder, grid).
         branch: Whether the place where a prompt leaves the tree is a point.
         response: Whether the state of a finished request is kept.
     """
@@ -81,16 +91,19 @@ class Auto:
         """Returns none of its own."""
         return ()
 
-    def allows(self, kind: str) -> bool:
-        """Whether a suggestion of this kind is followed."""
-        return not (
-            (kind == BOUNDARY and not self.boundary)
-            or (kind == BRANCH and not self.branch)
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the eviction policy may suggest."""
+        groups = (
+            (self.boundary, GUESSES),
+            (self.branch, (BRANCH,)),
+            (self.response, (RESPONSE,)),
         )
+        return tuple(kind for is_on, kinds in groups if is_on for kind in kinds)
 
 
 def auto(*, boundary: bool = True, branch: bool = True, response: bool = True) -> Auto:
-    """Returns the default policy."""
+    """Returns the default policy; see `Auto` for what it can leave out."""
     return Auto(boundary, branch, response)
 
 

@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from jaxcache.policies.learned import Learned
 from jaxcache.policies.lru import Lru
-from jaxcache.policies.policy import BOUNDARY, BRANCH, MARKED, Arrival, Wish
+from jaxcache.policies.policy import (
+    BOUNDARY,
+    BRANCH,
+    GUESSES,
+    MARKED,
+    RESPONSE,
+    Arrival,
+    PolicyMaker,
+    Wish,
+)
 from jaxcache.policies.snapshots import (
     Auto,
     Emission,
@@ -30,12 +40,12 @@ def positions(
     emission: Emission | None = None,
     policy: Auto | None = None,
 ) -> list[int]:
-    lru = Lru(row_bytes=1, page_bytes=1, tokens_per_page=16)
-    policy = policy or auto()
+    kinds = (policy or auto()).kinds
+    lru = Lru(row_bytes=1, page_bytes=1, tokens_per_page=16, kinds=kinds)
     arrival = Arrival(prompt, reused, matched, None)
     wishes = lru.wishes(arrival, arrival, 1)
     wanted = wanted_points(
-        [wish for wish in wishes if policy.allows(wish.kind)],
+        wishes,
         emission or Emission.anywhere(),
         marked,
         prompt,
@@ -72,6 +82,45 @@ def test_a_point_that_is_wanted_twice_is_taken_once_and_is_the_callers() -> None
 def test_each_part_of_the_policy_can_be_left_out() -> None:
     assert positions(100, matched=50, policy=auto(boundary=False)) == [48]
     assert positions(100, matched=50, policy=auto(branch=False)) == [96]
+
+
+@pytest.mark.parametrize("eviction", [Learned, Lru])
+@pytest.mark.parametrize(
+    ("left_out", "kinds"),
+    [
+        ("boundary", GUESSES),
+        ("branch", (BRANCH,)),
+        ("response", (RESPONSE,)),
+    ],
+)
+def test_what_auto_leaves_out_is_not_taken_in_any_form(
+    eviction: PolicyMaker, left_out: str, kinds: tuple[str, ...]
+) -> None:
+    policy = dataclasses.replace(auto(), **{left_out: False})
+    taken = take_everywhere(policy, eviction)
+    everything = take_everywhere(auto(), eviction)
+    assert everything & set(kinds)
+    assert taken == everything - set(kinds)
+
+
+@pytest.mark.parametrize("eviction", [Learned, Lru])
+def test_with_everything_left_out_only_marked_points_are_taken(
+    eviction: PolicyMaker,
+) -> None:
+    policy = auto(boundary=False, branch=False, response=False)
+    assert take_everywhere(policy, eviction) == {MARKED}
+
+
+def take_everywhere(policy: Auto, eviction: PolicyMaker) -> set[str]:
+    """Returns the kinds of snapshots and ghosts that prompts of all sorts leave."""
+    manager = make_manager(policy=policy, eviction=eviction)
+    driver = Driver(manager)
+    for number in range(3):
+        prompt = random_tokens("shared", 1100) + random_tokens(number, 700)
+        driver.serve(number, prompt, new_tokens=2, points=[33])
+    roots = manager._core.tree.residency.roots.values()
+    nodes = [node for root in roots for node in root.walk()]
+    return {snapshot.kind for node in nodes for snapshot in node.snapshots}
 
 
 def test_points_of_the_policy_are_rounded_down_to_the_grid_of_the_kernels() -> None:
