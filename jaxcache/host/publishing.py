@@ -321,7 +321,9 @@ class Publisher:
             end = max(full, request.deepest) if core.pages.num_groups else 0
         else:
             end = history
-        with_tail = core.pages.num_groups > 0 and end > full and not is_ghost
+        # A ghost needs no page, but a snapshot before it may.
+        needed = request.deepest if is_ghost else end
+        with_tail = core.pages.num_groups > 0 and needed > full
         node = self._publish_tokens(request, end, with_tail=with_tail)
         if with_tail:
             self._disown_tail(request)

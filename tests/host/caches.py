@@ -63,5 +63,9 @@ def make_manager(
         max_seqs=max_seqs,
         max_tokens=max_tokens,
     )
-    options.setdefault("eviction", Lru)
     return CacheManager(layout, size, buckets or make_buckets(), **options)
+
+
+def make_lru_manager(kind: str = "hybrid", **options: Any) -> CacheManager:
+    """A manager whose points are few: branch, last page boundary, response."""
+    return make_manager(kind, eviction=Lru, **options)

@@ -15,6 +15,7 @@ from tests.host.device_model import EMPTY, absorb, sample
 from tests.host.driver import Driver
 from tests.host.oracle import longest_reusable
 from tests.host.record import Life, Record
+from tests.host.recorded import RECORDED, Recorded
 from tests.host.snapshot_of_core import describe
 
 PAGE = 4
@@ -35,13 +36,22 @@ class Events:
     """
 
     def __init__(
-        self, kind: str, rng: random.Random, *, is_roomy: bool = False
+        self,
+        kind: str,
+        rng: random.Random,
+        *,
+        eviction: str = "learned",
+        is_roomy: bool = False,
     ) -> None:
         max_seqs = rng.randint(1, 5)
         pages = [rng.randint(8, 20), rng.randint(8, 20)]
         num_rows = rng.choice([max_seqs, rng.randint(max_seqs, 3 * max_seqs)])
         emission = rng.choice(EMISSIONS)
-        policy = auto(response=rng.random() < 0.8)
+        policy = auto(
+            boundary=rng.random() < 0.8,
+            branch=rng.random() < 0.8,
+            response=rng.random() < 0.8,
+        )
         max_snapshots, max_copies = rng.choice([2, 8]), rng.choice([0, 2, 8, 8])
         if is_roomy:
             pages, num_rows, max_snapshots = [2000, 2000], 1000, 64
@@ -55,6 +65,7 @@ class Events:
             max_tokens=MAX_TOKENS,
             emission=emission,
             policy=policy,
+            eviction=RECORDED[eviction],
             buckets=make_buckets(
                 max_snapshots=max_snapshots if emission.grid else 0,
                 max_copies=max_copies,
@@ -62,8 +73,11 @@ class Events:
         )
         self.core = self.manager._core
         self.driver = Driver(self.manager, vocab=VOCAB)
+        asked = self.core.eviction
+        assert isinstance(asked, Recorded)
+        self.asked: Recorded = asked
         self.record = Record(
-            self.manager.layout, policy, emission, copies=self.core.copies
+            self.manager.layout, policy, emission, self.asked, copies=self.core.copies
         )
         self.number = 0
         self.seen: list[list[int]] = [[]]
@@ -121,7 +135,8 @@ class Events:
         if reuse:
             self.record.check(scope, prompt, lookup)
         tokens = self.driver.truths[self.number].tokens
-        self.record.lives[self.number] = Life(scope, points, reuse, tokens)
+        bundle = self.core.requests[self.number].bundle
+        self.record.lives[self.number] = Life(scope, points, reuse, tokens, bundle)
         assert lookup.why
         self.seen.append(prompt)
 
@@ -178,12 +193,13 @@ class Events:
             assert not self._is_alone(work)
             assert describe(self.core) == before
             return
-        was_alone = self._is_alone(work)
+        was_idle = not self.core.seats.num_taken and not self.core.in_flight
         known = {i: self.manager.tokens(i).tolist() for i, _ in work}
+        self.asked.answers.clear()
         skipped = self.manager.stats.snapshots_skipped
         self.to_run = self.driver.plan(work, run=False)
         self._write_down(self.to_run, known, sum(skipped.values()))
-        self._check_entries(self.to_run, dict(work), was_alone)
+        self._check_entries(self.to_run, dict(work), was_idle)
 
     def _write_down(
         self, plan: StepPlan, known: dict[Hashable, list[int]], skipped: int
@@ -233,7 +249,7 @@ class Events:
         return len(work) == 1 and not others and not self.core.in_flight
 
     def _check_entries(
-        self, plan: StepPlan, work: dict[Hashable, int], was_alone: bool
+        self, plan: StepPlan, work: dict[Hashable, int], was_idle: bool
     ) -> None:
         assert plan.entries
         decoding = [entry.start >= self._prompt(entry) for entry in plan.entries]
@@ -246,7 +262,8 @@ class Events:
                 continue
             assert entry.samples == (entry.start + entry.num_tokens == prompt)
             # Alone, a request may have to begin anew and stays within what it planned.
-            if self.core.emission.grid == 1 and not was_alone:
+            may_begin_anew = was_idle and len(plan.entries) == 1
+            if self.core.emission.grid == 1 and not may_begin_anew:
                 assert entry.num_tokens == min(budget, prompt - entry.start)
 
     def _prompt(self, entry: Any) -> int:

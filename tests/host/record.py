@@ -9,13 +9,14 @@ that; afterwards the record still says what it may find at most.
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Set as AbstractSet
+from typing import Any
 
 from jaxcache.host.plans import StepPlan
 from jaxcache.layouts import CacheLayout
-from jaxcache.policies.lru import Lru
-from jaxcache.policies.policy import Arrival
+from jaxcache.policies.policy import Wish
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy, wanted_points
 from jaxcache.prefixes.lookup import Lookup
+from tests.host.recorded import Recorded
 
 Tokens = tuple[int, ...]
 
@@ -29,10 +30,12 @@ class Life:
         marked: Positions that its caller marked.
         reuse: Whether it uses and leaves prefixes.
         tokens: All that it was given or has sampled; the driver appends to it.
+        bundle: The policy's notes of it.
         length: Tokens that it knew when it last began.
         planned: Tokens computed once every plan is; `None` while it waits.
         history: Tokens computed for certain.
         points: Where snapshots are still wanted.
+        ghosts: Positions that are to be remembered without one.
         deepest: Position of the last snapshot that it has left.
         last_plan: Number of the last plan that it may be in.
         turn: Grows when it leaves its seat; what older plans know of it is void.
@@ -45,10 +48,12 @@ class Life:
     marked: list[int]
     reuse: bool
     tokens: list[int]
+    bundle: Any = None
     length: int = 0
     planned: int | None = None
     history: int = 0
     points: list[int] = dataclasses.field(default_factory=list)
+    ghosts: list[int] = dataclasses.field(default_factory=list)
     deepest: int = 0
     last_plan: int = 0
     turn: int = 0
@@ -59,7 +64,7 @@ class Life:
     def leave_seat(self) -> None:
         self.planned = None
         self.history = self.deepest = 0
-        self.points = []
+        self.points, self.ghosts = [], []
         self.turn += 1
 
 
@@ -108,6 +113,7 @@ class Record:
         layout: CacheLayout,
         policy: SnapshotPolicy,
         emission: Emission,
+        asked: Recorded,
         *,
         copies: bool,
     ) -> None:
@@ -117,6 +123,7 @@ class Record:
         self._layout = layout
         self._policy = policy
         self._emission = emission
+        self._asked = asked
         self._copies = copies
         self._has_pages = layout.num_page_groups > 0
         self._page = layout.tokens_per_page
@@ -218,16 +225,26 @@ class Record:
             self.check(life.scope, known, lookup)
         life.length, life.planned, life.history = len(known), start, start
         if life.reuse and self._layout.has_recurrent:
-            arrival = Arrival(life.length, start, lookup.matched_tokens, None)
-            lru = Lru(row_bytes=1, page_bytes=1, tokens_per_page=self._page)
             wanted = wanted_points(
-                lru.wishes(arrival, arrival, 1),
+                self._wishes(life, start, lookup.matched_tokens),
                 self._emission,
                 life.marked,
                 life.length,
                 start,
             )
             life.points = [point.position for point in wanted.points]
+            life.ghosts = [point.position for point in wanted.ghosts]
+
+    def _wishes(self, life: Life, start: int, matched: int) -> list[Wish]:
+        """Returns what the policy wanted of a request that begins."""
+        told = (life.length, start, matched)
+        answers = [
+            answer.wishes
+            for answer in self._asked.answers_about(life.bundle)
+            if answer.now[:3] == told
+        ]
+        assert answers, f"the policy was not asked about {told}"
+        return answers[-1]
 
     def _choose(
         self, parts: list[Part], emitted: AbstractSet[tuple[int, int]], skipped: int
@@ -259,8 +276,9 @@ class Record:
             if not part.is_prefill or not life.reuse:
                 continue
             end = part.end // self._page * self._page if self._has_pages else 0
-            if passed := [at for at in part.points if at <= part.end]:
-                end = max(end, passed[-1])
+            for position in (*part.points, *life.ghosts):
+                if position <= part.end:
+                    end = max(end, position)
             if part.taken:
                 life.deepest = part.taken[-1]
             self._publish(life, end, with_tail=False)
@@ -333,9 +351,14 @@ class Record:
         history = life.history
         if not self._layout.has_recurrent:
             self._publish(life, history, with_tail=True)
-        elif self._policy.response and not life.is_lost:
-            self._publish(life, history, with_tail=self._has_pages)
-            self._publish_snapshot(life, history)
+        elif (wanted := self._asked.response_of(life.bundle)) is not None:
+            assert self._policy.response
+            assert not life.is_lost
+            # The begun page comes with all that is in it, for whichever snapshot.
+            has_begun = wanted or life.deepest > history // self._page * self._page
+            self._publish(life, history, with_tail=has_begun and self._has_pages)
+            if wanted:
+                self._publish_snapshot(life, history)
         elif self._has_pages:
             self._publish(life, history // self._page * self._page, with_tail=False)
             self._leave_begun_page(life)

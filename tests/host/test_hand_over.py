@@ -4,7 +4,7 @@ import pytest
 
 from jaxcache.host.plans import StepPlan
 from jaxcache.policies.snapshots import Emission
-from tests.host.caches import make_manager
+from tests.host.caches import make_lru_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens
 
@@ -19,7 +19,7 @@ def rows_of(driver: Driver, request_id: str) -> tuple[int, int]:
 
 
 def test_a_fresh_request_reads_the_null_row_once() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("a", PROMPT)
     driver.step([("a", 10)])
     read, write = rows_of(driver, "a")
@@ -29,7 +29,7 @@ def test_a_fresh_request_reads_the_null_row_once() -> None:
 
 
 def test_the_row_at_the_end_of_a_chunk_becomes_the_snapshot() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("a", PROMPT, points=[20])
     driver.step([("a", 20)])
     first = driver.device.row_index[1, driver.manager.seats_of(["a"])[0]]
@@ -44,7 +44,7 @@ def test_the_row_at_the_end_of_a_chunk_becomes_the_snapshot() -> None:
 
 
 def test_without_a_fresh_row_a_request_goes_on_in_its_own() -> None:
-    driver = Driver(make_manager(num_rows=1, max_seqs=1))
+    driver = Driver(make_lru_manager(num_rows=1, max_seqs=1))
     driver.add("a", PROMPT, points=[20])
     driver.step([("a", 20)])
     driver.step([("a", 44)])
@@ -55,7 +55,7 @@ def test_without_a_fresh_row_a_request_goes_on_in_its_own() -> None:
 
 
 def test_a_finished_request_leaves_its_row_as_the_response() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("a", PROMPT)
     driver.prefill("a")
     driver.decode("a", 4)
@@ -69,7 +69,7 @@ def test_a_finished_request_leaves_its_row_as_the_response() -> None:
 
 
 def test_a_snapshot_is_read_in_place_and_never_written() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", PROMPT, points=[50])
     snapshots = {
         snapshot.row: snapshot.position
@@ -92,7 +92,7 @@ def overlapped(driver: Driver, work: list[tuple[str, int]]) -> list[StepPlan]:
 def test_a_hand_over_of_a_step_in_flight_survives_an_abandoned_successor(
     ran: bool,
 ) -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("a", PROMPT, points=[20])
     first = driver.plan([("a", 20)])
     second = driver.plan([("a", 20)], run=ran)
@@ -104,7 +104,7 @@ def test_a_hand_over_of_a_step_in_flight_survives_an_abandoned_successor(
 
 
 def test_a_hand_over_goes_on_from_a_twins_snapshot() -> None:
-    driver = Driver(make_manager(emission=Emission.chunk_end()))
+    driver = Driver(make_lru_manager(emission=Emission.chunk_end()))
     driver.add("a", PROMPT)
     driver.add("b", PROMPT)
     driver.step([("a", 48), ("b", 48)])
@@ -121,7 +121,7 @@ def test_a_hand_over_goes_on_from_a_twins_snapshot() -> None:
 def test_a_twins_snapshot_is_read_again_when_the_step_that_read_it_is_abandoned() -> (
     None
 ):
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     for request_id in "ab":
         driver.add(request_id, PROMPT, points=[20])
     driver.step([("a", 10), ("b", 10)])
@@ -139,7 +139,7 @@ def test_a_twins_snapshot_is_read_again_when_the_step_that_read_it_is_abandoned(
 
 
 def test_twins_end_up_with_the_same_pages() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("a", PROMPT)
     driver.add("b", PROMPT)
     driver.step([("a", 64), ("b", 64)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxcache.host.stats import SlotUse, Stats
-from tests.host.caches import make_manager
+from tests.host.caches import make_lru_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens
 
@@ -15,7 +15,7 @@ PROMPT = random_tokens("prompt", 100)
 
 
 def test_what_happens_is_counted() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", PROMPT, 5)
     driver.serve("b", PROMPT, 5)
     driver.serve("c", PROMPT, 1, reuse=False)
@@ -37,7 +37,7 @@ def test_what_happens_is_counted() -> None:
 
 
 def test_a_hit_inside_a_page_copies_it_and_is_counted_apart() -> None:
-    driver = Driver(make_manager("two groups"))
+    driver = Driver(make_lru_manager("two groups"))
     driver.serve("a", PROMPT, points=[50])
     driver.serve("b", [*PROMPT[:50], 51, 52])
     stats = driver.manager.stats
@@ -49,7 +49,7 @@ def test_a_hit_inside_a_page_copies_it_and_is_counted_apart() -> None:
 
 
 def test_a_request_that_starts_again_is_counted_once() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     manager = driver.manager
     driver.add("a", PROMPT)
     driver.prefill("a")
@@ -71,7 +71,7 @@ def test_a_request_that_starts_again_is_counted_once() -> None:
 def test_a_request_cancelled_as_it_starts_again_is_counted_once(
     *, in_flight: bool
 ) -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     manager = driver.manager
     driver.add("a", PROMPT)
     driver.prefill("a")
@@ -87,7 +87,7 @@ def test_a_request_cancelled_as_it_starts_again_is_counted_once(
 
 def test_gauges_say_how_things_stand() -> None:
     driver = Driver(
-        make_manager(num_pages=300, num_rows=20, max_seqs=4, max_tokens=256)
+        make_lru_manager(num_pages=300, num_rows=20, max_seqs=4, max_tokens=256)
     )
     driver.serve("a", PROMPT, 5)
     driver.add("b", PROMPT)
@@ -103,7 +103,7 @@ def test_gauges_say_how_things_stand() -> None:
 
 
 def test_the_difference_of_two_moments_is_what_happened_between() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", PROMPT)
     before = driver.manager.stats
     driver.serve("b", PROMPT)
@@ -114,10 +114,10 @@ def test_the_difference_of_two_moments_is_what_happened_between() -> None:
 
 
 def test_counting_goes_on_from_where_it_was() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", PROMPT)
     before = driver.manager.stats
-    other = Driver(make_manager())
+    other = Driver(make_lru_manager())
     other.manager.restore_counts(before)
     other.serve("b", PROMPT)
     after = other.manager.stats
@@ -135,33 +135,33 @@ def explain(driver: Driver, prompt: list[int]) -> str:
 
 
 def test_an_unknown_prompt_explains_itself() -> None:
-    why = explain(Driver(make_manager()), PROMPT)
+    why = explain(Driver(make_lru_manager()), PROMPT)
     assert why == "the tree knows 0 of the 99 tokens before the last one"
 
 
 def test_a_complete_hit_explains_itself() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", PROMPT, points=[99])
     why = explain(driver, PROMPT)
     assert why == "all 99 tokens before the last one are reused"
 
 
 def test_a_missing_snapshot_explains_itself() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", PROMPT)
     why = explain(driver, [*PROMPT[:50], 51])
     assert why == "of the 50 tokens that the tree knows no snapshot was kept"
 
 
 def test_a_snapshot_short_of_the_match_explains_itself() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", PROMPT, points=[20])
     why = explain(driver, [*PROMPT[:50], 51])
     assert why == "the last snapshot of the 50 tokens that the tree knows is at 20"
 
 
 def test_a_begun_page_that_is_not_there_explains_itself() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("a", PROMPT, points=[20])
     driver.step([("a", 25)])
     why = explain(driver, [*PROMPT[:25], 51])
@@ -169,25 +169,25 @@ def test_a_begun_page_that_is_not_there_explains_itself() -> None:
 
 
 def test_reuse_that_was_not_wanted_explains_itself() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("a", PROMPT, reuse=False)
     assert driver.manager.explain("a").why == "reuse was not wanted"
 
 
 def test_a_lookup_says_what_each_group_could_use() -> None:
-    driver = Driver(make_manager("two groups"))
+    driver = Driver(make_lru_manager("two groups"))
     driver.serve("a", PROMPT, points=[20])
     lookup = driver.add("b", [*PROMPT[:50], 51])
     assert lookup.usable_tokens == (50, 50)
     assert lookup.snapshot_position == 20
-    attention = Driver(make_manager("attention"))
+    attention = Driver(make_lru_manager("attention"))
     assert attention.add("b", PROMPT).snapshot_position is None
 
 
 def test_a_prompt_served_before_that_reuses_nothing_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    driver = Driver(make_manager(num_rows=1, max_seqs=1))
+    driver = Driver(make_lru_manager(num_rows=1, max_seqs=1))
     with caplog.at_level(logging.WARNING):
         for i in range(4):
             driver.serve(i, PROMPT, 3)
@@ -200,7 +200,7 @@ def test_a_prompt_served_before_that_reuses_nothing_is_reported_once(
 def test_a_prompt_that_is_reused_or_new_is_not_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     with caplog.at_level(logging.WARNING):
         driver.serve("a", PROMPT)
         driver.serve("b", PROMPT)
@@ -212,7 +212,7 @@ def test_a_prompt_that_is_reused_or_new_is_not_reported(
 
 
 def test_questions_have_no_effect_and_keep_the_callers_order() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     for name in "abc":
         driver.add(name, [*PROMPT, ord(name)])
     assert driver.manager.remaining("a") == 101
@@ -231,14 +231,14 @@ def test_questions_have_no_effect_and_keep_the_callers_order() -> None:
 
 
 def test_a_model_without_rows_answers_with_the_null_row() -> None:
-    driver = Driver(make_manager("attention"))
+    driver = Driver(make_lru_manager("attention"))
     driver.add("a", PROMPT)
     driver.step([("a", 10)])
     assert driver.manager.rows_of(["a"]).tolist() == [0]
 
 
 def test_a_plan_says_who_runs_what_and_where_its_samples_are() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.add("b", PROMPT)
     driver.prefill("b")
     driver.add("a", random_tokens("other", 100))

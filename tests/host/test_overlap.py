@@ -5,7 +5,7 @@ import pytest
 
 from jaxcache.host.errors import StalePlan, UnknownRequest
 from jaxcache.inputs.packing import NEXT_TOKEN
-from tests.host.caches import make_manager
+from tests.host.caches import make_lru_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens
 
@@ -13,7 +13,7 @@ PROMPT = random_tokens("prompt", 50)
 
 
 def make_driver() -> Driver:
-    return Driver(make_manager())
+    return Driver(make_lru_manager())
 
 
 def test_a_token_not_known_yet_is_the_one_that_the_seat_sampled_last() -> None:

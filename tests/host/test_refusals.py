@@ -8,8 +8,16 @@ import pytest
 from jaxcache.host.errors import StalePlan, UnknownRequest
 from jaxcache.host.manager import CacheManager
 from jaxcache.layouts import CacheSize
+from jaxcache.policies.fixed_points import response
+from jaxcache.policies.learned import Learned
 from jaxcache.policies.lru import Lru
-from jaxcache.policies.snapshots import Auto, Emission, Point
+from jaxcache.policies.snapshots import (
+    Auto,
+    Emission,
+    Point,
+    SnapshotPolicy,
+    auto,
+)
 from tests.host.caches import make_buckets, make_layout, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe
@@ -104,7 +112,7 @@ def test_what_is_false_is_no_default(option: str, value: Any) -> None:
 
 
 class HalfAPolicy:
-    def __init__(self, **sizes: int) -> None:
+    def __init__(self, **sizes: Any) -> None:
         self.victim = Lru(**sizes).victim
 
 
@@ -327,17 +335,12 @@ def test_a_request_of_max_tokens_cannot_go_on() -> None:
 
 
 class Policy:
-    """Gives what it is told to, and fails at the end if it is told so."""
+    """Gives what it is told to."""
 
-    def __init__(self, given: Any = ()) -> None:
+    response = True
+
+    def __init__(self, given: Any) -> None:
         self.given = given
-        self.fails = False
-
-    @property
-    def response(self) -> bool:
-        if self.fails:
-            raise ZeroDivisionError
-        return True
 
     def points(self, *about: int) -> Any:
         del about
@@ -362,15 +365,24 @@ def test_a_policy_may_give_points_of_its_own_kind() -> None:
     assert driver.manager.stats.snapshots["mine"] == 1
 
 
+class FailsAtTheEnd(Learned):
+    """Fails when a request ends."""
+
+    def wants_response(self, *about: Any) -> bool:
+        del about
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("policy", [auto(), response()])
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_a_policy_that_fails_at_the_end_leaks_nothing(*, in_flight: bool) -> None:
-    policy = Policy()
-    driver = Driver(make_manager(policy=policy))
+def test_a_policy_that_fails_at_the_end_leaks_nothing(
+    policy: SnapshotPolicy, *, in_flight: bool
+) -> None:
+    driver = Driver(make_manager(policy=policy, eviction=FailsAtTheEnd))
     manager = driver.manager
     for request_id in ("a", "b"):
         driver.add(request_id, PROMPT)
         driver.prefill(request_id)
-    policy.fails = True
     if in_flight:
         plan = driver.plan([("a", 1), ("b", 1)])
         manager.finish("a")

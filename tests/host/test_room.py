@@ -16,7 +16,7 @@ from jaxcache.inputs.buckets import Buckets
 from jaxcache.policies.lru import Lru
 from jaxcache.prefixes.nodes import Snapshot
 from jaxcache.prefixes.order import Geometry
-from tests.host.caches import make_buckets, make_manager
+from tests.host.caches import make_buckets, make_lru_manager, make_manager
 from tests.host.driver import Driver
 from tests.host.snapshot_of_core import describe
 from tests.host.test_must_hit import random_tokens
@@ -153,7 +153,7 @@ def reuse_of(driver: Driver, tokens: list[int]) -> int:
 
 
 def test_the_least_recently_used_snapshot_gives_up_its_row_first() -> None:
-    driver = Driver(make_manager(num_rows=5, max_seqs=1))
+    driver = Driver(make_lru_manager(num_rows=5, max_seqs=1))
     for name in ("a", "b"):
         driver.serve(name, prompt(name, 50), 3)
     # Restored now, so that its two snapshots are not the oldest any more: one is used.
@@ -164,7 +164,7 @@ def test_the_least_recently_used_snapshot_gives_up_its_row_first() -> None:
 
 
 def test_only_the_snapshot_that_is_restored_is_credited() -> None:
-    driver = Driver(make_manager(num_rows=6, max_seqs=1))
+    driver = Driver(make_lru_manager(num_rows=6, max_seqs=1))
     tokens = prompt("a", 100)
     driver.serve("a", tokens, points=[20, 40, 60])
     positions = lru_positions(driver)
@@ -181,7 +181,7 @@ def lru_positions(driver: Driver) -> list[int]:
 
 
 def test_a_lookup_alone_credits_nothing() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     driver.serve("a", prompt("a"))
     driver.serve("b", prompt("b"))
     before = lru_positions(driver)

@@ -27,7 +27,7 @@ from jaxcache.policies.snapshots import (
     cut_chunk,
     wanted_points,
 )
-from tests.host.caches import make_buckets, make_manager
+from tests.host.caches import make_buckets, make_lru_manager, make_manager
 from tests.host.driver import Driver
 from tests.host.test_must_hit import random_tokens
 
@@ -123,6 +123,18 @@ def take_everywhere(policy: Auto, eviction: PolicyMaker) -> set[str]:
     return {snapshot.kind for node in nodes for snapshot in node.snapshots}
 
 
+class WithoutResponses(Lru):
+    def wants_response(self, *_: object) -> bool:
+        return False
+
+
+def test_a_point_in_the_begun_page_is_kept_though_the_response_is_not() -> None:
+    driver = Driver(make_manager(eviction=WithoutResponses))
+    prompt = random_tokens("a", 40)
+    driver.serve(1, prompt, new_tokens=3, points=[37])
+    assert driver.serve(2, prompt[:37] + random_tokens("b", 9))[0] == 37
+
+
 def test_points_of_the_policy_are_rounded_down_to_the_grid_of_the_kernels() -> None:
     grid = Emission.on_grid(10)
     assert positions(100, matched=50, emission=grid) == [40, 90]
@@ -210,7 +222,7 @@ def test_a_step_of_one_request_runs_even_if_its_chunk_would_be_skipped() -> None
 
 
 def test_more_points_than_a_step_can_emit_are_skipped_and_counted() -> None:
-    driver = Driver(make_manager(buckets=make_buckets(max_snapshots=2)))
+    driver = Driver(make_lru_manager(buckets=make_buckets(max_snapshots=2)))
     prompt = random_tokens("prompt", 200)
     driver.serve("first", prompt, points=[20, 40, 60])
     stats = driver.manager.stats
@@ -220,7 +232,7 @@ def test_more_points_than_a_step_can_emit_are_skipped_and_counted() -> None:
 
 
 def test_marked_points_get_rows_before_others() -> None:
-    driver = Driver(make_manager(num_rows=2, max_seqs=1))
+    driver = Driver(make_lru_manager(num_rows=2, max_seqs=1))
     prompt = random_tokens("prompt", 100)
     driver.add("first", prompt, points=[50])
     driver.prefill("first")
@@ -249,7 +261,7 @@ def test_any_policy_of_this_form_can_be_used() -> None:
 
 
 def test_the_kinds_of_snapshots_are_counted() -> None:
-    driver = Driver(make_manager())
+    driver = Driver(make_lru_manager())
     prompt = random_tokens("prompt", 100)
     driver.serve("first", prompt, 3)
     driver.serve("second", [*prompt[:50], *random_tokens("tail", 50)], 3)
