@@ -73,7 +73,10 @@ NEAR_TOKENS = 64
 EXPECTED_RESPONSE = 256
 
 # How far one eviction moves the prices (in logarithms), and how far they move in all.
+# The first ones move them by up to one, then by `FIRST_MOVES` over their number, since
+# bytes say nothing about which of the two pools is short.
 PRICE_STEP = 0.02
+FIRST_MOVES = 1.0
 PRICE_LIMIT = 3.0
 
 
@@ -156,6 +159,7 @@ class Learned:
         self._row_bytes, self._page_bytes = row_bytes, page_bytes
         # How much dearer rows are than their bytes, and pages cheaper; a logarithm.
         self._lean = 0.0
+        self._moves = 0
         self._row_price, self._page_price = float(row_bytes), float(page_bytes)
         # By what a class is but for its kind: the offset of each kind.
         self._offsets: dict[int, list[int]] = {}
@@ -404,7 +408,7 @@ class Learned:
 
     def victim(self, geometry: Geometry, needs_pages: bool) -> Snapshot | None:
         """Returns the least dense resident of a sample."""
-        self._move_prices(-PRICE_STEP if needs_pages else PRICE_STEP)
+        self._move_prices(-1 if needs_pages else 1)
         records = self._records
         records.measure_again(geometry)
         count = records.num_residents
@@ -464,9 +468,11 @@ class Learned:
         self._drawn += SAMPLES
         return (draws * count).astype(np.int64)
 
-    def _move_prices(self, step: float) -> None:
-        """Makes rows dearer and pages cheaper, or the other way round."""
-        self._lean = min(max(self._lean + step, -PRICE_LIMIT), PRICE_LIMIT)
+    def _move_prices(self, sign: int) -> None:
+        """Makes rows dearer and pages cheaper (1), or the other way round (-1)."""
+        self._moves += 1
+        step = max(PRICE_STEP, FIRST_MOVES / self._moves)
+        self._lean = min(max(self._lean + sign * step, -PRICE_LIMIT), PRICE_LIMIT)
         lean = math.exp(self._lean)
         self._row_price, self._page_price = (
             self._row_bytes * lean,

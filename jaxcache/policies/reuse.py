@@ -21,7 +21,7 @@ rate of hits that waiting can give from here on:
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.policies.policy import KINDS
+from jaxcache.policies.policy import GUESSES, KINDS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -57,8 +57,12 @@ YOUNG = 6
 
 # What counts of the past after a sweep.
 KEPT = 0.9975
-# Before anything is known: hits a request, and how many hits of evidence that weighs.
-PRIOR_HAZARD = 2e-5
+# Before anything is known: how likely the next request is to come back to a new
+# snapshot (of kinds that somebody is known to come back to, and of guesses), with what
+# power of its age that falls, down to what, and how many hits of evidence it weighs.
+PRIOR_KNOWN, PRIOR_GUESS = 0.4, 0.02
+PRIOR_POWER = 1.5
+PRIOR_FLOOR = 2e-5
 PRIOR_WEIGHT = 0.05
 # The most requests between two computations of the index.
 REFRESH = 256
@@ -103,6 +107,16 @@ def hazards(
     """Returns hits a request, drawn towards a prior by `weight` hits of evidence."""
     hazard: Floats = (hits + weight) / (exposure + weight / prior)
     return hazard
+
+
+def _priors() -> Floats:
+    """Returns the hazards of each kind before anything is known, `f64[kinds, ages]`."""
+    young = [PRIOR_GUESS if kind in GUESSES else PRIOR_KNOWN for kind in KINDS]
+    falling = np.array(young)[:, None] / np.array(AGES) ** PRIOR_POWER
+    return np.maximum(falling, PRIOR_FLOOR)
+
+
+PRIORS = _priors()
 
 
 def gittins(hazard: Floats) -> Floats:
@@ -203,7 +217,7 @@ class ReuseTables:
                 setattr(self, name, np.concatenate([table, np.zeros_like(table)]))
             self._cohorts = np.tile(self._cohorts, 2)
             self._cohorts[:, place:] = 0
-        hazard = np.full(NUM_AGES, PRIOR_HAZARD)
+        hazard = PRIORS[class_id // KIND_STEP]
         coarser = class_id
         for fold, (classes, known) in zip(FOLDS, self._coarser, strict=False):
             coarser //= fold
@@ -310,7 +324,8 @@ class ReuseTables:
             parents.append(first.cumsum() - 1)
             levels.append((classes, hits, exposure))
         self._coarser = []
-        prior, weight = np.full((1, NUM_AGES), PRIOR_HAZARD), PRIOR_WEIGHT
+        kinds, _, _ = levels[-1]
+        prior, weight = PRIORS[kinds], PRIOR_WEIGHT
         for level in reversed(range(1, len(levels))):
             classes, hits, exposure = levels[level]
             hazard = hazards(hits, exposure, prior, weight)

@@ -120,7 +120,9 @@ def test_a_request_of_max_tokens_runs_in_the_smallest_pool_that_is_legal() -> No
 
 
 def test_who_waits_cannot_keep_the_only_one_that_could_run_from_running() -> None:
-    driver = Driver(make_manager(num_pages=8, num_rows=1, max_seqs=1, max_tokens=128))
+    driver = Driver(
+        make_lru_manager(num_pages=8, num_rows=1, max_seqs=1, max_tokens=128)
+    )
     _, answer = driver.serve("first", prompt("first", 100), 3)
     # Both hold the only row, as the snapshot they would start from.
     waiting = [*prompt("first", 100), *answer, 1, 2, 3]

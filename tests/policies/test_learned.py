@@ -13,11 +13,17 @@ from jaxcache.policies.reuse import NUM_AGES
 from jaxcache.prefixes.nodes import NO_ROW
 from tests.policies.fake_tree import PAGE, FakeSnapshot, FakeTree, Segments, Server
 
+LARGE_ROW, SMALL_ROW = 102_137_856, 1 << 20
 
-def make(seed: int = 0) -> Learned:
+
+def make(seed: int = 0, row_bytes: int = LARGE_ROW) -> Learned:
     return Learned(
-        row_bytes=102_137_856, page_bytes=262_144, tokens_per_page=PAGE, seed=seed
+        row_bytes=row_bytes, page_bytes=262_144, tokens_per_page=PAGE, seed=seed
     )
+
+
+def make_lru() -> Lru:
+    return Lru(row_bytes=1, page_bytes=1, tokens_per_page=PAGE)
 
 
 def serve_families(server: Server[Bundle], families: list[int], first: int = 0) -> None:
@@ -26,8 +32,10 @@ def serve_families(server: Server[Bundle], families: list[int], first: int = 0) 
         server.serve(prompt, ((f"response {number}", 64),))
 
 
-def serve_talks[B](server: Server[B], talks: int, turns: int = 20) -> None:
-    past: dict[int, Segments] = dict.fromkeys(range(talks), ())
+def serve_talks[B](
+    server: Server[B], talks: int, turns: int = 20, system: Segments = ()
+) -> None:
+    past: dict[int, Segments] = dict.fromkeys(range(talks), system)
     for turn in range(turns):
         for talk in range(talks):
             prompt = (*past[talk], (f"question {talk} {turn}", 300))
@@ -104,12 +112,24 @@ def test_many_at_once() -> None:
 @pytest.mark.parametrize(("talks", "rows"), [(60, 40), (30, 100)])
 def test_conversations_do_not_lose_to_the_recent(talks: int, rows: int) -> None:
     ours = Server(make(), rows=rows, pages=12_000)
-    theirs = Server(
-        Lru(row_bytes=1, page_bytes=1, tokens_per_page=PAGE), rows=rows, pages=12_000
-    )
+    theirs = Server(make_lru(), rows=rows, pages=12_000)
     serve_talks(ours, talks)
     serve_talks(theirs, talks)
     assert ours.hit > theirs.hit + 0.1
+
+
+@pytest.mark.parametrize("row_bytes", [LARGE_ROW, SMALL_ROW])
+@pytest.mark.parametrize("talks", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [2, 3, 4, 6, 8, 12])
+def test_a_few_conversations_do_not_lose_to_the_recent_before_anything_is_known(
+    talks: int, rows: int, row_bytes: int
+) -> None:
+    system = (("system", 512),)
+    ours = Server(make(row_bytes=row_bytes), rows=rows, pages=12_000)
+    theirs = Server(make_lru(), rows=rows, pages=12_000)
+    serve_talks(ours, talks, turns=12, system=system)
+    serve_talks(theirs, talks, turns=12, system=system)
+    assert ours.hit > theirs.hit - 0.03
 
 
 def test_a_new_workload_is_learned_after_another() -> None:

@@ -178,9 +178,10 @@ def test_a_class_without_evidence_borrows_from_the_coarser_one() -> None:
     known = tables.fresh_index(tables.offset(branch + class_of(1, 100)))
     like_it = tables.fresh_index(tables.offset(branch + class_of(2, 5000)))
     unlike = tables.fresh_index(tables.offset(response + class_of(2, 5000)))
-    nothing = tables.fresh_index(tables.offset(class_of(2, 5000)))
-    assert known >= like_it > 20 * unlike
-    assert nothing == pytest.approx(reuse.PRIOR_HAZARD)
+    nothing = tables.fresh_index(tables.offset(class_of(2, 5000)))  # marked, never met
+    assert known == pytest.approx(like_it, rel=0.01)
+    assert like_it > 20 * unlike
+    assert nothing >= reuse.PRIOR_KNOWN
 
 
 def test_the_tables_grow_with_the_classes() -> None:
