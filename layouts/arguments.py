@@ -3,9 +3,14 @@
 import operator
 from collections.abc import Iterable
 
+#: Sizes of arrays, slots and positions of tokens are 32-bit integers.
+MAX_SIZE = 2**31 - 1
 
-def integer(name: str, value: object, minimum: int | None = None) -> int:
-    """Returns `value` as an `int` that is at least `minimum`, if there is one.
+
+def integer(
+    name: str, value: object, minimum: int | None = None, maximum: int | None = None
+) -> int:
+    """Returns `value` as an `int` that is not outside the bounds, if there are any.
 
     Raises:
         ValueError: naming the argument, what was needed and what came.
@@ -19,15 +24,20 @@ def integer(name: str, value: object, minimum: int | None = None) -> int:
         raise ValueError(f"{name} must be {wanted}, got {value!r}") from None
     if minimum is not None and number < minimum:
         raise ValueError(f"{name} must be {wanted}, got {number}")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {number}")
     return number
 
 
-def integers(name: str, values: object, minimum: int) -> tuple[int, ...]:
-    """Returns `values` as a tuple of integers that are at least `minimum`."""
+def integers(
+    name: str, values: object, minimum: int, maximum: int | None = None
+) -> tuple[int, ...]:
+    """Returns `values` as a tuple of integers that are not outside the bounds."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a tuple of integers, got {values!r}")
     return tuple(
-        integer(f"{name}[{i}]", value, minimum) for i, value in enumerate(values)
+        integer(f"{name}[{i}]", value, minimum, maximum)
+        for i, value in enumerate(values)
     )
 
 

@@ -12,7 +12,7 @@ The slots of every pool, and so of pages and rows alike:
 import dataclasses
 from collections.abc import Sequence
 
-from jaxcache.layouts.arguments import integer, integers
+from jaxcache.layouts.arguments import MAX_SIZE, integer, integers
 from jaxcache.layouts.cache_layout import CacheLayout
 from jaxcache.layouts.retention import pages_for
 
@@ -41,7 +41,7 @@ class CacheSize:
     num_sinks: int = 1
 
     def __post_init__(self) -> None:
-        pages = integers("num_pages", self.num_pages, 1)
+        pages = integers("num_pages", self.num_pages, 1, MAX_SIZE)
         object.__setattr__(self, "num_pages", pages)
         for name, minimum in (
             ("num_rows", 0),
@@ -50,7 +50,8 @@ class CacheSize:
             ("tokens_per_page", 1),
             ("num_sinks", 1),
         ):
-            object.__setattr__(self, name, integer(name, getattr(self, name), minimum))
+            value = integer(name, getattr(self, name), minimum, MAX_SIZE)
+            object.__setattr__(self, name, value)
 
     @classmethod
     def create(
@@ -79,7 +80,7 @@ class CacheSize:
         """
         groups = layout.page_groups
         if isinstance(num_pages, Sequence) and not isinstance(num_pages, str):
-            pages = integers("num_pages", num_pages, 1)
+            pages = integers("num_pages", num_pages, 1, MAX_SIZE)
             if len(pages) != len(groups):
                 raise ValueError(
                     f"num_pages must have one number for each of the {len(groups)} "
@@ -87,7 +88,7 @@ class CacheSize:
                 )
         else:
             minimum = 1 if groups else 0
-            pages = (integer("num_pages", num_pages, minimum),) * len(groups)
+            pages = (integer("num_pages", num_pages, minimum, MAX_SIZE),) * len(groups)
         size = cls(
             num_pages=pages,
             num_rows=num_rows,
