@@ -7,7 +7,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from jaxcache.layouts.arguments import divides_or_multiple, integer
+from jaxcache.layouts.arguments import MAX_SIZE, divides_or_multiple, integer
 from jaxcache.layouts.conv_view import ConvView, conv_view
 from jaxcache.layouts.fingerprint import fingerprint
 from jaxcache.layouts.layer_groups import (
@@ -53,8 +53,8 @@ class CacheLayout:
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelLayout):
             raise ValueError(f"model must be a ModelLayout, got {self.model!r}")
-        tokens = integer("tokens_per_page", self.tokens_per_page, 1)
-        shards = integer("num_shards", self.num_shards, 1)
+        tokens = integer("tokens_per_page", self.tokens_per_page, 1, MAX_SIZE)
+        shards = integer("num_shards", self.num_shards, 1, MAX_SIZE)
         object.__setattr__(self, "tokens_per_page", tokens)
         object.__setattr__(self, "num_shards", shards)
         if self.order not in ORDERS:

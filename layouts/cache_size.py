@@ -12,12 +12,22 @@ The slots of every pool, and so of pages and rows alike:
 import dataclasses
 from collections.abc import Sequence
 
-from jaxcache.layouts.arguments import integer, integers
+from jaxcache.layouts.arguments import MAX_SIZE, check_kind, integer, integers
 from jaxcache.layouts.cache_layout import CacheLayout
 from jaxcache.layouts.retention import pages_for
 
 # All zeros and never written: what a fresh request reads.
 NULL_SLOT = 0
+
+
+def check_layout(layout: CacheLayout) -> None:
+    """Refuses what is not the layout of a cache, that of a model for example.
+
+    Raises:
+        ValueError: saying how to make one.
+    """
+    hint = "make one of a ModelLayout by CacheLayout(model_layout, tokens_per_page=16)"
+    check_kind("layout", layout, CacheLayout, hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +51,7 @@ class CacheSize:
     num_sinks: int = 1
 
     def __post_init__(self) -> None:
-        pages = integers("num_pages", self.num_pages, 1)
+        pages = integers("num_pages", self.num_pages, 1, MAX_SIZE)
         object.__setattr__(self, "num_pages", pages)
         for name, minimum in (
             ("num_rows", 0),
@@ -50,7 +60,8 @@ class CacheSize:
             ("tokens_per_page", 1),
             ("num_sinks", 1),
         ):
-            object.__setattr__(self, name, integer(name, getattr(self, name), minimum))
+            value = integer(name, getattr(self, name), minimum, MAX_SIZE)
+            object.__setattr__(self, name, value)
 
     @classmethod
     def create(
@@ -77,9 +88,10 @@ class CacheSize:
             ValueError: if a request of `max_tokens` could never run, or `max_seqs`
                 requests never at once; the message has the smallest value that works.
         """
+        check_layout(layout)
         groups = layout.page_groups
         if isinstance(num_pages, Sequence) and not isinstance(num_pages, str):
-            pages = integers("num_pages", num_pages, 1)
+            pages = integers("num_pages", num_pages, 1, MAX_SIZE)
             if len(pages) != len(groups):
                 raise ValueError(
                     f"num_pages must have one number for each of the {len(groups)} "
@@ -87,7 +99,7 @@ class CacheSize:
                 )
         else:
             minimum = 1 if groups else 0
-            pages = (integer("num_pages", num_pages, minimum),) * len(groups)
+            pages = (integer("num_pages", num_pages, minimum, MAX_SIZE),) * len(groups)
         size = cls(
             num_pages=pages,
             num_rows=num_rows,
@@ -160,6 +172,11 @@ class CacheSize:
     def max_pages(self) -> int:
         """Width of a page table."""
         return pages_for(self.max_tokens, self.tokens_per_page)
+
+    def total_bytes(self, layout: CacheLayout) -> int:
+        """Returns the bytes of all pools and tables, over all shards."""
+        entries = len(self.num_pages) * self.max_pages + 2
+        return sum(self.pool_bytes(layout)) + 4 * self.num_seats * entries
 
     def pool_bytes(self, layout: CacheLayout) -> tuple[int, ...]:
         """Returns the bytes of each pool, over all shards, reserved slots included."""

@@ -34,7 +34,7 @@ Kinds = list[tuple[LayerKind, ...]]
 
 
 def _bamba(fields: Fields, dtypes: Dtypes) -> Kinds:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     name, indices = fields.find("attn_layer_indices")
     # Null is what the config class has by default, and means no attention at all.
     full = fields.integers(name, [] if indices is None else indices, num_layers)
@@ -51,11 +51,11 @@ def _falcon_h1(fields: Fields, dtypes: Dtypes) -> Kinds:
         channels = mamba_channels(fields)
     mamba = bamba_mixer(fields, dtypes, fields.as_integer(name, channels))
     both = (full_attention(fields, dtypes), mamba)
-    return [both] * fields.integer("num_hidden_layers")
+    return [both] * fields.num_layers()
 
 
 def _granitemoehybrid(fields: Fields, dtypes: Dtypes) -> Kinds:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     mamba = (bamba_mixer(fields, dtypes, mamba_channels(fields)),)
     names = ("layer_types", "layers_block_type")
     if fields.find(*names)[1] is None:  # as in the config class: no attention at all
@@ -80,7 +80,7 @@ def _jamba(fields: Fields, dtypes: Dtypes) -> Kinds:
         conv_dtype=dtypes.cache,
         ssm_dtype=dtypes.state,
     )
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     full = range(offset, num_layers, period)
     if not full:
         return [(mamba,)] * num_layers
@@ -89,7 +89,7 @@ def _jamba(fields: Fields, dtypes: Dtypes) -> Kinds:
 
 
 def _kimi_linear(fields: Fields, dtypes: Dtypes) -> Kinds:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     fields = _flat_kimi_linear(fields, num_layers)
     types = fields.layer_types(
         "layer_types", known=(LINEAR, FULL), num_layers=num_layers
@@ -140,7 +140,7 @@ def _flat_kimi_linear(fields: Fields, num_layers: int) -> Fields:
 
 
 def _lfm2(fields: Fields, dtypes: Dtypes) -> Kinds:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     if fields.get("layer_types") is None and "full_attn_idxs" in fields.values:
         ids = fields.values["full_attn_idxs"]
         full = fields.integers("full_attn_idxs", ids, num_layers)
@@ -170,6 +170,7 @@ def _nemotron_h(fields: Fields, dtypes: Dtypes) -> Kinds:
         if not isinstance(pattern, str) or set(pattern) - set(NEMOTRON_H_PATTERN):
             need = f"must be a string of {' '.join(NEMOTRON_H_PATTERN)}"
             raise fields.error("hybrid_override_pattern", need, pattern)
+        fields.check_num_layers("hybrid_override_pattern", len(pattern))
         types = tuple(NEMOTRON_H_PATTERN[char] for char in pattern)
     else:
         types = fields.layer_types(*names, known=(LINEAR, FULL, "mlp", "moe"))
@@ -197,7 +198,7 @@ def _nemotron_h(fields: Fields, dtypes: Dtypes) -> Kinds:
 
 
 def _qwen3_next(fields: Fields, dtypes: Dtypes) -> Kinds:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     interval_name = "full_attention_interval"
     if fields.get("layer_types") is None and interval_name in fields.values:
         interval = fields.integer(interval_name)
@@ -234,7 +235,7 @@ def _zamba2(fields: Fields, dtypes: Dtypes) -> Kinds:
         "layers_block_type",
         "layer_types",
         known=(LINEAR, "hybrid"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.num_layers(),
     )
     num_heads = fields.integer("n_mamba_heads")
     channels = mamba_channels(fields)

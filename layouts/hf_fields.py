@@ -11,7 +11,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxcache.layouts.arguments import MAX_SIZE
 from jaxcache.layouts.roles import check_dtype
+
+#: More than any model has; a larger number is a mistake that would take for ever.
+MAX_LAYERS = 10_000
 
 # Other versions of transformers have other names for a layer's type.
 LAYER_TYPE_SPELLINGS = {
@@ -94,13 +98,22 @@ class Fields:
         name, value = self.find(*names)
         return self.as_integer(name, value, minimum)
 
-    def as_integer(self, name: str, value: object, minimum: int = 1) -> int:
-        """Returns `value`, found in field `name`, as an integer."""
+    def num_layers(self) -> int:
+        """Returns the number of layers."""
+        name, value = self.find("num_hidden_layers")
+        return self.as_integer(name, value, maximum=MAX_LAYERS)
+
+    def as_integer(
+        self, name: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE
+    ) -> int:
+        """Returns `value`, found in field `name`, as an integer within the bounds."""
         number = (
             int(value) if isinstance(value, float) and value.is_integer() else value
         )
         if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
             raise self.error(name, f"must be an integer >= {minimum}", value)
+        if number > maximum:
+            raise self.error(name, f"must be at most {maximum}", value)
         return number
 
     def integers(self, name: str, value: object, below: int) -> tuple[int, ...]:
@@ -111,6 +124,11 @@ class Fields:
         if any(i >= below for i in ids):
             raise self.error(name, f"must hold layer indices below {below}", list(ids))
         return ids
+
+    def check_num_layers(self, name: str, count: int) -> None:
+        """Checks how many layers field `name` lists."""
+        if count > MAX_LAYERS:
+            raise self.error(name, f"must have at most {MAX_LAYERS} layers", count)
 
     def divide(self, dividend: int, what: str, divisor: int, name: str) -> int:
         """Returns `dividend / divisor`, which must be a whole number.
@@ -138,6 +156,7 @@ class Fields:
         name, value = self.find(*names)
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise self.error(name, "must be a list of layer types", value)
+        self.check_num_layers(name, len(value))
         if num_layers is not None and len(value) != num_layers:
             raise self.error(
                 name, f"must have num_hidden_layers = {num_layers} entries", len(value)

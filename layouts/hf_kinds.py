@@ -80,7 +80,8 @@ def mamba2(
 
 def mamba_channels(fields: Fields) -> int:
     """Returns the inner channels that follow from the width."""
-    return fields.integer("mamba_expand") * fields.integer("hidden_size")
+    channels = fields.integer("mamba_expand") * fields.integer("hidden_size")
+    return fields.as_integer("mamba_expand * hidden_size", channels)
 
 
 def mamba_head_dim(

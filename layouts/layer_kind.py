@@ -9,7 +9,7 @@ of speculative decoding go.
 
 from typing import Protocol
 
-from jaxcache.layouts.arguments import integer
+from jaxcache.layouts.arguments import MAX_SIZE, integer
 from jaxcache.layouts.retention import Retention
 from jaxcache.layouts.roles import BufferSpec, check_dtype
 
@@ -49,7 +49,8 @@ def set_integers(kind: object, *fields: str) -> None:
         # A convolution of one tap remembers nothing: there would be no state to keep.
         minimum = 2 if field == "conv_kernel" else 1
         name = f"{type(kind).__name__}.{field}"
-        object.__setattr__(kind, field, integer(name, getattr(kind, field), minimum))
+        value = integer(name, getattr(kind, field), minimum, MAX_SIZE)
+        object.__setattr__(kind, field, value)
 
 
 def check_buffers(kind: LayerKind, *dtype_fields: str) -> None:

@@ -60,7 +60,8 @@ class ModelLayout:
             raise ValueError(f"name must be a non-empty string, got {self.name!r}")
         layers = _ordered("layers", self.layers)
         whole = _ordered("model_layers", self.model_layers) or layers
-        if missing := [layer for layer in layers if layer not in whole]:
+        known = set(whole)
+        if missing := [layer for layer in layers if layer not in known]:
             raise ValueError(
                 f"model_layers must hold every layer of the stage, but layer "
                 f"{missing[0].layer_id} is not among them"

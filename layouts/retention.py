@@ -10,7 +10,7 @@ page (the next token, at position h, sees positions h-W+1 .. h):
 
 import dataclasses
 
-from jaxcache.layouts.arguments import integer
+from jaxcache.layouts.arguments import MAX_SIZE, integer
 
 
 def pages_for(num_tokens: int, tokens_per_page: int) -> int:
@@ -54,8 +54,9 @@ class Window:
     sink_tokens: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "window", integer("window", self.window, 1))
-        sinks = integer("sink_tokens", self.sink_tokens, 0)
+        window = integer("window", self.window, 1, MAX_SIZE)
+        sinks = integer("sink_tokens", self.sink_tokens, 0, MAX_SIZE)
+        object.__setattr__(self, "window", window)
         object.__setattr__(self, "sink_tokens", sinks)
 
     @property

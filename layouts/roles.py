@@ -8,7 +8,7 @@ import re
 import ml_dtypes
 import numpy as np
 
-from jaxcache.layouts.arguments import integer, integers
+from jaxcache.layouts.arguments import MAX_SIZE, integer, integers
 
 # Pages of attention layers.
 KEY = "key"
@@ -110,8 +110,9 @@ class BufferSpec:
                 "role must be a name of lower-case letters, digits and underscores, "
                 f"got {self.role!r}"
             )
-        units = integer(f"units of {self.role}", self.units, 1)
-        shape = integers(f"unit_shape of {self.role}", self.unit_shape, 1)
+        units = integer(f"units of {self.role}", self.units, 1, MAX_SIZE)
+        name = f"unit_shape of {self.role}"
+        shape = integers(name, self.unit_shape, 1, MAX_SIZE)
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "unit_shape", shape)
         check_dtype(f"dtype of {self.role}", self.dtype)

@@ -12,9 +12,10 @@ import jax
 
 from jaxcache.demo.conversations import BadInput
 from jaxcache.demo.dialogues import Dialogue, hold_dialogues, total_tokens
-from jaxcache.demo.memory import cache_bytes, check_memory
+from jaxcache.demo.memory import check_memory
 from jaxcache.engine import Engine, ModelStep, Result
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.layouts.arguments import MAX_SIZE
 
 #: The most memory that the demo takes for pages, and again for rows, if not told.
 DEFAULT_POOL_BYTES = 1 << 30
@@ -259,13 +260,6 @@ def make_engine(
         raise
     except (ValueError, OverflowError) as error:
         raise BadInput(as_options(str(error))) from error
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-            raise BadInput(
-                f"the cache of {cache_bytes(layout, size):,} bytes does not fit into "
-                "memory; give smaller --pages, --rows or --max-seqs"
-            ) from error
-        raise
 
 
 def as_options(message: str) -> str:
@@ -292,6 +286,11 @@ def cache_sizes(
     totals = [total_tokens(d, settings.max_new_tokens) for d in dialogues]
     turns = sum(len(dialogue.pieces) for dialogue in dialogues)
     max_tokens = max(totals)
+    if tokens_per_page > max_tokens:
+        raise BadInput(
+            f"--tokens-per-page must be at most {max_tokens}, the tokens of the "
+            f"longest conversation with its answers, got {tokens_per_page}"
+        )
     layout = cache_layout(model, settings, mesh)
     num_pages, num_rows = settings.num_pages, settings.num_rows
     if num_pages is None:
@@ -300,13 +299,13 @@ def cache_sizes(
         page_bytes = sum(layout.bytes_per_page(g.group_id) for g in layout.page_groups)
         affordable = DEFAULT_POOL_BYTES // max(1, page_bytes)
         least = settings.max_seqs * -(-max_tokens // tokens_per_page)
-        num_pages = max(least, min(wanted, affordable))
+        num_pages = min(MAX_SIZE, max(least, min(wanted, affordable)))
     if num_rows is None and layout.has_recurrent:
         # A live row each, and up to three snapshots a turn: the last page boundary of
         # the prompt, the branch, the response.
         wanted = settings.max_seqs + 3 * turns
         affordable = DEFAULT_POOL_BYTES // layout.bytes_per_row
-        num_rows = max(settings.max_seqs, min(wanted, affordable))
+        num_rows = min(MAX_SIZE, max(settings.max_seqs, min(wanted, affordable)))
     return {
         "num_pages": num_pages,
         "num_rows": num_rows or 0,

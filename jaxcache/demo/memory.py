@@ -7,8 +7,6 @@ import jax
 from jaxcache.demo.conversations import BadInput
 from jaxcache.layouts import CacheLayout, CacheSize
 
-_ENTRY_BYTES = 4
-
 
 def check_memory(
     layout: CacheLayout,
@@ -27,7 +25,7 @@ def check_memory(
     Raises:
         BadInput: with the bytes that are wanted and those that are free.
     """
-    wanted = cache_bytes(layout, size)
+    wanted = size.total_bytes(layout)
     if available is None:
         available = available_bytes(mesh)
     if available is not None and wanted > available:
@@ -36,12 +34,6 @@ def check_memory(
             f"the cache would take {wanted:,} bytes for {pages} pages and {rows} rows, "
             f"and {available:,} are free; give smaller --pages, --rows or --max-seqs"
         )
-
-
-def cache_bytes(layout: CacheLayout, size: CacheSize) -> int:
-    """Bytes of all pools and tables of a cache, over all shards."""
-    tables = len(size.num_pages) * size.max_pages + 2
-    return sum(size.pool_bytes(layout)) + size.num_seats * tables * _ENTRY_BYTES
 
 
 def available_bytes(mesh: jax.sharding.Mesh | None) -> int | None:

@@ -114,13 +114,13 @@ class Donating:
         least = max(2, -(-_PROOF_SLOTS // min(slots)))
         room = -(-_PROOF_ROOM * report.room_bytes // min(layers.values()))
         for factor in (max(least, min(room, _MOST_SLOTS // max(slots))), least):
-            size = dataclasses.replace(
-                state.size,
-                num_pages=tuple(factor * pages for pages in state.size.num_pages),
-                num_rows=factor * state.size.num_rows,
-            )
-            resized = _resized(args, size)
             try:
+                size = dataclasses.replace(
+                    state.size,
+                    num_pages=tuple(factor * pages for pages in state.size.num_pages),
+                    num_rows=factor * state.size.num_rows,
+                )
+                resized = _resized(args, size)
                 compiled = self._compile(resized)
                 break
             except (TypeError, ValueError, OverflowError, jax.errors.JaxRuntimeError):

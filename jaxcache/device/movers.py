@@ -12,6 +12,7 @@ from jaxcache.device.pools import clear_pages, clear_rows, copy_pages, copy_rows
 from jaxcache.device.proof import StepReport
 from jaxcache.device.state import CacheState
 from jaxcache.inputs.packing import index_bucket
+from jaxcache.layouts.arguments import check_callable, check_kind, check_name
 
 Ids = Sequence[int] | npt.NDArray[np.integer]
 
@@ -47,6 +48,7 @@ class Mover:
         Returns:
             The updated state, in the memory of the one passed.
         """
+        check_kind("state", state, CacheState)
         self._donating.refuse_dead(state)
         compiled, _ = self._donating.prepare(state, *args)
         result: CacheState = compiled(state, *args)
@@ -60,6 +62,9 @@ def jit_mover(fn: Callable[..., CacheState], *, name: str | None = None) -> Move
         fn: A pure function.
         name: Name in reports; `None` is that of `fn`.
     """
+    check_callable("fn", fn)
+    if name is not None:
+        check_name("name", name)
     return Mover(fn, name or str(getattr(fn, "__name__", type(fn).__name__)))
 
 

@@ -10,6 +10,8 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
+from jaxcache.layouts.arguments import check_kind, check_name
+from jaxcache.layouts.cache_size import check_layout
 
 # Rows of `CacheState.row_index`.
 READ, WRITE = 0, 1
@@ -89,6 +91,8 @@ def abstract_cache(
     Raises:
         ValueError: if `mesh` does not have `layout.num_shards` devices along the axis.
     """
+    check_layout(layout)
+    check_kind("size", size, CacheSize)
     if len(size.num_pages) != layout.num_page_groups:
         raise ValueError(
             f"size must have pages for {layout.num_page_groups} attention groups, "
@@ -162,8 +166,8 @@ def init_cache(
         The state. No other array may share its memory: it is donated by every step.
 
     Raises:
-        ValueError: if the size cannot work (see `CacheSize.create`), or the mesh does
-            not fit the layout.
+        ValueError: if the size cannot work (see `CacheSize.create`), the mesh does not
+            fit the layout, or the memory is not there.
     """
     size = CacheSize.create(
         layout,
@@ -174,6 +178,23 @@ def init_cache(
         num_sinks=num_sinks,
     )
     shape = abstract_cache(layout, size, mesh, tensor_axis=tensor_axis)
+    try:
+        return _allocate(shape)
+    except MemoryError as error:
+        raise _too_large(layout, size) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise _too_large(layout, size) from error
+
+
+def _allocate(shape: CacheState) -> CacheState:
+    """Returns a state that `abstract_cache` made with its memory."""
+    size = shape.size
+    # The pools first: where memory is short, it is they that are too large.
+    pools = tuple(
+        jnp.zeros(pool.shape, pool.dtype, device=pool.sharding) for pool in shape.pools
+    )
     # Seat max_seqs + i is a dummy; its pages and its row are sink i.
     sinks = size.sink_slot + np.arange(size.num_sinks)
     page_table = np.full(shape.page_table.shape, NULL_SLOT, np.int32)
@@ -183,18 +204,27 @@ def init_cache(
     row_index[WRITE, size.max_seqs :] = sinks
     return dataclasses.replace(
         shape,
-        pools=tuple(
-            jnp.zeros(pool.shape, pool.dtype, device=pool.sharding)
-            for pool in shape.pools
-        ),
+        pools=pools,
         # Not device_put: on CPU that lends out NumPy's memory, and a state is donated.
         page_table=jnp.array(page_table, device=shape.replicated),
         row_index=jnp.array(row_index, device=shape.replicated),
     )
 
 
+def _too_large(layout: CacheLayout, size: CacheSize) -> ValueError:
+    return ValueError(
+        f"num_pages = {list(size.num_pages)} and num_rows = {size.num_rows}, with "
+        f"max_seqs = {size.max_seqs} and max_tokens = {size.max_tokens}, ask for "
+        f"{size.total_bytes(layout):,} bytes, and the device has less to give; lower "
+        f"one of them"
+    )
+
+
 def _check_mesh(layout: CacheLayout, mesh: Mesh | None, tensor_axis: str) -> None:
     shards = layout.num_shards
+    check_name("tensor_axis", tensor_axis)
+    if mesh is not None:
+        check_kind("mesh", mesh, Mesh)
     if mesh is None:
         if shards != 1:
             raise ValueError(

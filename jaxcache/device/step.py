@@ -15,6 +15,7 @@ from jaxcache.device.state import CacheState
 from jaxcache.device.step_inputs import begin_step
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.inputs.packing import PackedInputs
+from jaxcache.layouts.arguments import check_name, integer
 
 
 class Step:
@@ -145,7 +146,7 @@ def jit_step(
     Returns:
         The step. It takes `PackedInputs` where `fn` takes `StepInputs`.
     """
-    _check_step(fn, state_argnum)
+    _check_step(fn, state_argnum, name)
     return Step(fn, state_argnum, name or _name(fn))
 
 
@@ -172,7 +173,7 @@ def explain_step(
     Returns:
         The report; `print` shows it as a table.
     """
-    _check_step(fn, state_argnum)
+    _check_step(fn, state_argnum, name)
     name = name or _name(fn)
     _check_argument(args, state_argnum, CacheState, name)
     after = args[state_argnum + 1 : state_argnum + 2]
@@ -231,11 +232,12 @@ def _with_packed(args: tuple[Any, ...], at: int, name: str) -> tuple[Any, ...]:
     return args
 
 
-def _check_step(fn: Any, at: Any) -> None:
+def _check_step(fn: Any, at: Any, name: Any) -> None:
     if not callable(fn):
         raise ValueError(f"fn must be a function, got {type(fn).__name__}")
-    if isinstance(at, bool) or not isinstance(at, int) or at < 0:
-        raise ValueError(f"state_argnum must be an integer of at least 0, got {at!r}")
+    integer("state_argnum", at, 0)
+    if name is not None:
+        check_name("name", name)
 
 
 def _check_arguments(args: tuple[Any, ...], at: int, name: str) -> None:

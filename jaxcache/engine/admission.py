@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxcache.engine.request import Request
 from jaxcache.engine.schedule import Need
-from jaxcache.host.admission import read_points
+from jaxcache.host.admission import read_points, read_prompt
 from jaxcache.layouts import CacheLayout, CacheSize
 
 
@@ -45,13 +45,9 @@ class Admission:
             ValueError: naming the request, the argument, what was needed and what came.
         """
         where = f"of request {request.id!r}"
-        prompt = np.asarray(request.prompt)
-        if prompt.ndim != 1 or not len(prompt) or prompt.dtype.kind not in "iu":
-            raise ValueError(
-                f"prompt {where} must be a row of token ids, at least one, got "
-                f"{prompt.dtype} of shape {prompt.shape}"
-            )
-        if prompt.min() < 0 or prompt.max() >= self._vocab_size:
+        data = read_prompt(request.id, request.prompt, self._max_tokens)
+        prompt = np.frombuffer(data, np.int32)
+        if prompt.max() >= self._vocab_size:
             raise ValueError(
                 f"prompt {where} must have token ids from 0 to {self._vocab_size - 1}, "
                 f"got {prompt.min()} to {prompt.max()}"
@@ -79,4 +75,4 @@ class Admission:
                 f"request {request.id!r} may hold {list(need.pages)} pages, one number "
                 f"a page group, and the cache has {list(self.capacity.pages)}"
             )
-        return prompt.astype(np.int32), need
+        return prompt, need

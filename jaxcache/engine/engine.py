@@ -19,11 +19,19 @@ from jaxcache.engine.pipeline import Pipeline
 from jaxcache.engine.request import Finish, Progress, Request, Result
 from jaxcache.engine.roster import Active, Roster
 from jaxcache.engine.schedule import Limits
+from jaxcache.host.core import check_hashable
 from jaxcache.host.errors import Refused
 from jaxcache.host.manager import CacheManager
 from jaxcache.host.plans import StepPlan
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.layouts.arguments import (
+    MAX_SIZE,
+    boolean,
+    check_callable,
+    check_kind,
+    integer,
+)
 
 # One step runs while the next is planned and launched. More in flight would hide
 # nothing more and let a request that has ended compute further.
@@ -78,13 +86,14 @@ class Engine:
         Raises:
             ValueError: naming the argument, if the cache or the steps cannot work.
         """
-        for name, value in (
-            ("max_seqs", max_seqs),
-            ("max_tokens", max_tokens),
-            ("token_budget", token_budget),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        max_seqs = integer("max_seqs", max_seqs, 1, MAX_SIZE)
+        max_tokens = integer("max_tokens", max_tokens, 1, MAX_SIZE)
+        token_budget = integer("token_budget", token_budget, 1, MAX_SIZE)
+        boolean("overlap", overlap)
+        if mesh is not None:
+            check_kind("mesh", mesh, jax.sharding.Mesh)
+        if buckets is not None:
+            check_kind("buckets", buckets, Buckets)
         if not isinstance(model, ModelStep):
             model = ModelStep(model, mesh=mesh)
         self._step = model
@@ -92,17 +101,18 @@ class Engine:
         num_shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
         layout = CacheLayout(model.layout, tokens_per_page, num_shards)
         if num_pages is None:
-            num_pages = 2 * max_seqs * -(-max_tokens // tokens_per_page)
+            pages = -(-max_tokens // layout.tokens_per_page)
+            num_pages = min(MAX_SIZE, 2 * max_seqs * pages)
         if num_rows is None:
-            num_rows = 4 * max_seqs if layout.has_recurrent else 0
+            num_rows = min(MAX_SIZE, 4 * max_seqs) if layout.has_recurrent else 0
         self.layout = layout
         self.size = CacheSize.create(
             layout, num_pages, num_rows, max_seqs=max_seqs, max_tokens=max_tokens
         )
         if buckets is None:
-            buckets = default_buckets(max_seqs, token_budget)
-        elif not isinstance(buckets, Buckets):
-            raise ValueError(f"buckets must be a Buckets, got {buckets!r}")
+            # Not more than all requests together could ever want.
+            largest = min(token_budget, max_seqs * max_tokens)
+            buckets = default_buckets(max_seqs, largest)
         self.buckets = buckets
         if not self.buckets.decode or not self.buckets.prefill_tokens:
             raise ValueError(
@@ -141,6 +151,8 @@ class Engine:
         Raises:
             RuntimeError: if requests are under way.
         """
+        if progress is not None:
+            check_callable("progress", progress)
         self._require_idle("warm_up")
         self.pipeline.warm_up(self.buckets, progress)
 
@@ -162,9 +174,13 @@ class Engine:
             One result a request, in the order of the requests.
 
         Raises:
-            ValueError: if a request can never be served. None has been started then.
+            ValueError: if a request can never be served, or an argument is none. No
+                request has been started then.
             RuntimeError: if requests are under way; mix them by `submit` and `step`.
         """
+        check_kind("requests", requests, Iterable)
+        if progress is not None:
+            check_callable("progress", progress)
         self._require_idle("serve")
         requests = list(requests)
         results: dict[Hashable, Result] = {}
@@ -187,8 +203,7 @@ class Engine:
         Raises:
             ValueError: if its id is taken, or it can never be served.
         """
-        if not isinstance(request, Request):
-            raise ValueError(f"request must be a Request, got {request!r}")
+        check_kind("request", request, Request)
         if request.id in self._roster:
             raise ValueError(f"id {request.id!r} is already under way")
         prompt, need = self._admission.examine(request)
@@ -209,6 +224,7 @@ class Engine:
         Raises:
             ValueError: if the engine holds no such request.
         """
+        check_hashable("request_id", request_id)
         if request_id not in self._roster:
             raise ValueError(f"request_id {request_id!r} is not under way")
         active = self._roster[request_id]
@@ -406,7 +422,8 @@ class Engine:
 
 def default_buckets(max_seqs: int, token_budget: int) -> Buckets:
     """Five step shapes: decode only, and small or large prefill with or without it."""
-    largest = max(2, token_budget)
+    max_seqs = integer("max_seqs", max_seqs, 1, MAX_SIZE)
+    largest = max(2, integer("token_budget", token_budget, 1, MAX_SIZE))
     return Buckets(
         decode=(max(2, max_seqs),),
         prefill_tokens=tuple(sorted({min(64, largest), largest})),

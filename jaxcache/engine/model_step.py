@@ -22,6 +22,7 @@ from jaxcache.device.step_inputs import StepInputs, fill_next_tokens
 from jaxcache.inputs.buckets import Bucket
 from jaxcache.inputs.packing import PackedInputs
 from jaxcache.layouts import ModelLayout
+from jaxcache.layouts.arguments import check_callable, check_kind, integer
 from jaxcache.models.parameters import parameter_shardings
 from jaxcache.models.step_context import last_tokens as last_token_indices
 
@@ -93,6 +94,8 @@ class ModelStep:
         mesh: jax.sharding.Mesh | None = None,
         sample: Callable[[jax.Array], jax.Array] = greedy,
     ) -> None:
+        _check_model(model)
+        check_callable("sample", sample)
         module = cast(nnx.Module, model)
         graph, weights = nnx.split(module)
         if mesh is None:
@@ -182,6 +185,14 @@ class ModelStep:
     def compilations(self) -> int:
         """Step shapes compiled so far."""
         return self._step.compilations
+
+
+def _check_model(model: object) -> None:
+    check_kind("model", model, nnx.Module, "jaxcache.models has some")
+    check_kind("model.layout", getattr(model, "layout", None), ModelLayout)
+    integer("model.vocab_size", getattr(model, "vocab_size", None), 1)
+    check_callable("model", model)
+    check_callable("model.logits", getattr(model, "logits", None))
 
 
 def _moved(weight: jax.Array, mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxcache.layouts.arguments import integer
+from jaxcache.host.core import check_hashable
+from jaxcache.layouts.arguments import boolean, integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,15 +38,9 @@ class Request:
 
     def __post_init__(self) -> None:
         for name in ("id", "scope"):
-            try:
-                hash(getattr(self, name))
-            except TypeError:
-                raise ValueError(
-                    f"{name} of a request must be hashable, got {getattr(self, name)!r}"
-                ) from None
+            check_hashable(f"{name} of a request", getattr(self, name))
         where = f"of request {self.id!r}"
-        if not isinstance(self.reuse, bool):
-            raise ValueError(f"reuse {where} must be a bool, got {self.reuse!r}")
+        boolean(f"reuse {where}", self.reuse)
         count = integer(f"max_new_tokens {where}", self.max_new_tokens)
         eos_ids = frozenset(_integers(f"eos_ids {where}", self.eos_ids))
         points = _integers(f"points {where}", self.points)

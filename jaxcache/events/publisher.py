@@ -22,6 +22,7 @@ import zmq
 
 from jaxcache.events.mirror import Mirror, SequenceGap
 from jaxcache.events.records import AllCleared, Batch, decode_batch, encode_batch
+from jaxcache.layouts.arguments import boolean, check_kind, check_name, integer
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The sequence number that ends a replay."""
@@ -86,16 +87,15 @@ class Publisher(_Closing):
             context: Whose sockets to use; needed for `inproc://` endpoints.
 
         Raises:
-            ValueError: if a number is too small.
+            ValueError: naming the argument, if a value makes no sense.
             zmq.ZMQError: if an endpoint cannot be bound.
         """
-        if kept_batches < 0:
-            raise ValueError(f"kept_batches must be at least 0, got {kept_batches}")
-        if max_queued < 1:
-            raise ValueError(f"max_queued must be at least 1, got {max_queued}")
+        check_name("topic", topic)
+        kept_batches = integer("kept_batches", kept_batches, 0)
+        max_queued = integer("max_queued", max_queued, 1)
         self.num_skipped = 0
         self._topic = topic.encode()
-        self._only_pages = only_pages
+        self._only_pages = boolean("only_pages", only_pages)
         self._queue: queue.Queue[Batch | None] = queue.Queue(max_queued)
         self._kept: collections.deque[tuple[bytes, bytes]] = collections.deque(
             maxlen=kept_batches
@@ -124,12 +124,13 @@ class Publisher(_Closing):
         """Queues a batch to be sent; does nothing for `None`.
 
         Raises:
-            ValueError: if the publisher was closed.
+            ValueError: if the publisher was closed, or `batch` is none.
         """
         if self._is_closing.is_set():
             raise ValueError("the publisher was closed")
         if batch is None:
             return
+        check_kind("batch", batch, Batch)
         try:
             self._queue.put_nowait(batch)
         except queue.Full:

@@ -34,6 +34,7 @@ from jaxcache.events.records import (
     Tokens,
 )
 from jaxcache.layouts import NULL_SLOT, CacheLayout, Window
+from jaxcache.layouts.arguments import integer
 from jaxcache.prefixes.nodes import NO_DIGESTS, Int32s, Node, Root, Snapshot
 from jaxcache.prefixes.residency import Residency
 
@@ -91,15 +92,11 @@ class EventStream:
                 f"{residency.listener!r} listens already; close it first, or call its "
                 f"restate for one more follower"
             )
-        if rank < 0:
-            raise ValueError(f"rank must be at least 0, got {rank}")
-        if max_pending < 1:
-            raise ValueError(f"max_pending must be at least 1, got {max_pending}")
         self.shape = shape
-        self.rank = rank
+        self.rank = integer("rank", rank, 0)
         self.num_dropped = 0
         self._residency = residency
-        self._max_pending = max_pending
+        self._max_pending = integer("max_pending", max_pending, 1)
         self._page = shape.tokens_per_page
         self._kinds = [(group.kind, group.window) for group in shape.groups]
         self._sequence = 0

@@ -1,6 +1,5 @@
 """What may be added: checks of a cache's size, of a prompt and its marked points."""
 
-import operator
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy.typing as npt
 
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.layouts.arguments import integer
 from jaxcache.policies.fixed_points import FixedPoints
 from jaxcache.policies.policy import Policy, PolicyMaker
 from jaxcache.policies.snapshots import Emission, SnapshotPolicy
@@ -91,8 +91,8 @@ def read_points(
     try:
         if not len(points):
             return ()
-        positions = tuple(operator.index(position) for position in points)
-    except TypeError:
+        positions = tuple(integer("points", position) for position in points)
+    except (TypeError, ValueError):
         raise ValueError(
             f"points of request {request_id!r} must be integers in a sequence, "
             f"got {points!r}"

@@ -33,10 +33,7 @@ from jaxcache.host.admission import (
 )
 from jaxcache.host.conversations import Conversations
 from jaxcache.host.core import Core, check_hashable
-from jaxcache.host.errors import (
-    Refused,
-    StalePlan,
-)
+from jaxcache.host.errors import Refused, StalePlan
 from jaxcache.host.invariants import check
 from jaxcache.host.planning import Planner
 from jaxcache.host.plans import IN_FLIGHT, StepPlan
@@ -47,7 +44,7 @@ from jaxcache.host.stats import SlotUse, Stats, Tally
 from jaxcache.host.tables import DeviceTables
 from jaxcache.inputs.buckets import Buckets
 from jaxcache.layouts import NULL_SLOT, CacheLayout, CacheSize
-from jaxcache.layouts.arguments import integer
+from jaxcache.layouts.arguments import boolean, check_kind, integer
 from jaxcache.policies.learned import Learned
 from jaxcache.policies.placement import place_by, suggestible
 from jaxcache.policies.policy import Arrival, PolicyMaker
@@ -163,6 +160,7 @@ class CacheManager:
         check_hashable("request_id", request_id)
         check_hashable("scope", scope)
         check_hashable("conversation", conversation)
+        boolean("reuse", reuse)
         if request_id in core.requests:
             raise ValueError(f"request_id {request_id!r} is under way already")
         data = read_prompt(request_id, prompt, core.size.max_tokens)
@@ -280,6 +278,7 @@ class CacheManager:
             StalePlan: if the plan is not in flight, or not the newest.
         """
         core = self._core
+        boolean("ran", ran)
         self._check_plan(plan)
         if core.in_flight[-1] is not plan:
             raise StalePlan(
@@ -384,6 +383,7 @@ class CacheManager:
 
     def __contains__(self, request_id: Hashable) -> bool:
         """Whether a request of this id is under way."""
+        check_hashable("request_id", request_id)
         return request_id in self._core.requests
 
     def __bool__(self) -> bool:
@@ -432,6 +432,7 @@ class CacheManager:
     def worst_case_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Returns the most pages of each group that a request of this length holds."""
         size = self._core.size
+        num_tokens = integer("num_tokens", num_tokens)
         if not 0 < num_tokens <= size.max_tokens:
             raise ValueError(
                 f"num_tokens must be from 1 to max_tokens = {size.max_tokens}, "
@@ -442,6 +443,7 @@ class CacheManager:
 
     def seats_of(self, request_ids: Iterable[Hashable]) -> Int32s:
         """Returns the seats of running requests, in the caller's order."""
+        check_kind("request_ids", request_ids, Iterable)
         return np.array([self._running(i).seat for i in request_ids], np.int32)
 
     def rows_of(self, request_ids: Iterable[Hashable]) -> Int32s:
@@ -449,6 +451,7 @@ class CacheManager:
 
         The null row for each in a model without recurrent layers.
         """
+        check_kind("request_ids", request_ids, Iterable)
         rows = [self._running(i).row for i in request_ids]
         if not self._core.has_rows:
             rows = [NULL_SLOT] * len(rows)

@@ -8,6 +8,8 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
+from jaxcache.layouts.arguments import check_kind
+
 
 @dataclasses.dataclass(frozen=True)
 class SlotUse:
@@ -117,7 +119,12 @@ class Stats:
         return spent / self.plans if self.plans else 0.0
 
     def delta(self, since: "Stats") -> "Stats":
-        """Returns what was counted since an earlier snapshot, and the gauges of now."""
+        """Returns what was counted since an earlier snapshot, and the gauges of now.
+
+        Raises:
+            ValueError: if `since` is no such snapshot.
+        """
+        check_kind("since", since, Stats)
         return dataclasses.replace(
             self,
             **{name: getattr(self, name) - getattr(since, name) for name in COUNTS},
@@ -151,7 +158,12 @@ class Tally:
         self.skipped: collections.Counter[str] = collections.Counter()
 
     def restore(self, stats: Stats) -> None:
-        """Goes on counting from an earlier snapshot."""
+        """Goes on counting from an earlier snapshot.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        check_kind("stats", stats, Stats)
         self.counts = {name: getattr(stats, name) for name in COUNTS}
         self.snapshots = collections.Counter(stats.snapshots)
         self.skipped = collections.Counter(stats.snapshots_skipped)

@@ -12,6 +12,8 @@ import bisect
 import dataclasses
 import functools
 
+from jaxcache.layouts.arguments import MAX_SIZE, integer
+
 # A scatter with one index becomes a dynamic-update-slice, and that copies the pool on
 # CPU when the pool is read later in the same step (JAX 0.12).
 MIN_INDICES = 2
@@ -96,9 +98,10 @@ class Buckets:
     def __post_init__(self) -> None:
         for name in ("decode", "prefill_tokens"):
             sizes = getattr(self, name)
-            good = isinstance(sizes, tuple) and all(
-                isinstance(s, int) and s >= MIN_INDICES for s in sizes
-            )
+            is_tuple = isinstance(sizes, tuple)
+            for size in sizes if is_tuple else ():
+                integer(f"each size of {name}", size, maximum=MAX_SIZE)
+            good = is_tuple and all(size >= MIN_INDICES for size in sizes)
             if not good or list(sizes) != sorted(set(sizes)):
                 raise ValueError(
                     f"{name} must be an ascending tuple of different sizes, each at "
@@ -106,16 +109,13 @@ class Buckets:
                 )
         if not self.decode and not self.prefill_tokens:
             raise ValueError("decode and prefill_tokens must not both be empty")
-        for name, least in (("max_snapshots", 0), ("max_copies", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least or value == 1:
+        for name in ("max_snapshots", "max_copies"):
+            value = integer(name, getattr(self, name), maximum=MAX_SIZE)
+            if value < 0 or value == 1:
                 raise ValueError(
                     f"{name} must be 0 or at least {MIN_INDICES}, got {value!r}"
                 )
-        if not isinstance(self.max_prefill_seqs, int) or self.max_prefill_seqs < 1:
-            raise ValueError(
-                f"max_prefill_seqs must be at least 1, got {self.max_prefill_seqs!r}"
-            )
+        integer("max_prefill_seqs", self.max_prefill_seqs, 1, MAX_SIZE)
 
     @classmethod
     def powers_of_two(
@@ -128,6 +128,10 @@ class Buckets:
             max_prefill_tokens: Most prefill tokens in a step.
             **limits: `max_prefill_seqs`, `max_snapshots`, `max_copies`.
         """
+        max_decode = integer("max_decode", max_decode, 1, MAX_SIZE)
+        max_prefill_tokens = integer(
+            "max_prefill_tokens", max_prefill_tokens, 1, MAX_SIZE
+        )
 
         def sizes(largest: int, smallest: int) -> tuple[int, ...]:
             steps = []

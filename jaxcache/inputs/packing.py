@@ -25,6 +25,8 @@ from jaxcache.inputs.checks import (
     refuse_bounded,
 )
 from jaxcache.layouts import CacheLayout, CacheSize
+from jaxcache.layouts.arguments import check_kind
+from jaxcache.layouts.cache_size import check_layout
 
 # A token id that stands for "the token this seat sampled last".
 NEXT_TOKEN = -1
@@ -198,6 +200,9 @@ class Packer:
     """
 
     def __init__(self, layout: CacheLayout, size: CacheSize, buckets: Buckets) -> None:
+        check_layout(layout)
+        check_kind("size", size, CacheSize)
+        check_kind("buckets", buckets, Buckets)
         self.layout = layout
         self.size = size
         self.buckets = buckets
@@ -219,6 +224,7 @@ class Packer:
             ValueError: naming the field of `work` that has a wrong type or length, or
                 an id outside the cache, or the limit of the buckets that it exceeds.
         """
+        check_kind("work", work, StepWork)
         check_arrays(work)
         bucket = self.buckets.select(
             len(work.decode_seats), len(work.prefill_seats), len(work.prefill_tokens)

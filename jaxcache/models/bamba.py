@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jaxcache.layouts.hf_fields import MAX_LAYERS
 from jaxcache.models.attention_layer import Attention, AttentionShape
 from jaxcache.models.checkpoint import Config, Weights
 from jaxcache.models.feed_forward import GatedFeedForward
@@ -9,7 +10,6 @@ from jaxcache.models.hybrid import HybridModel, Residual
 from jaxcache.models.mamba2_layer import Mamba2, Mamba2Shape
 from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.settings import (
-    MAX_LAYERS,
     flag,
     integer,
     integers,

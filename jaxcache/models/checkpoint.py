@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 import re
 import zlib
@@ -43,7 +44,7 @@ class CheckpointWeights:
         Raises:
             ValueError: if the config is missing or is not what its name says.
         """
-        self._folder = pathlib.Path(folder)
+        self._folder = _folder(folder)
         self.config: Config = read_config(self._folder)
         self._files: dict[str, Any] = {}
         self._read: set[str] = set()
@@ -165,7 +166,13 @@ def read_config(folder: str | pathlib.Path) -> Config:
     Raises:
         ValueError: if there is none or it is no JSON object.
     """
-    return read_json(pathlib.Path(folder) / CONFIG_FILE)
+    return read_json(_folder(folder) / CONFIG_FILE)
+
+
+def _folder(folder: object) -> pathlib.Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"folder must be a path, got {folder!r}")
+    return pathlib.Path(folder)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxcache.device.state import CacheState
 from jaxcache.device.step_inputs import StepInputs
 from jaxcache.layouts import ModelLayout
+from jaxcache.layouts.arguments import integer
 from jaxcache.models.contractions import contract
 from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.parameters import parameter
@@ -61,6 +62,7 @@ class HybridModel(nnx.Module):
             head: `f32[vocab, dim]`; None for a head tied to the embedding.
             chunk_size: Tokens a chunk of the recurrent scans holds, a power of two.
         """
+        chunk_size = integer("chunk_size", chunk_size)
         if chunk_size < 1 or chunk_size & (chunk_size - 1):
             raise ValueError(f"chunk_size must be a power of two, got {chunk_size}")
         self.layout = layout

@@ -12,6 +12,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxcache.layouts.arguments import check_kind
+
 
 def parameter(
     value: np.ndarray[Any, Any], *, split_axis: int | None = None
@@ -40,6 +42,7 @@ def parameter_shardings(
         ValueError: if the mesh has no such axis, or if its axes are of another type
             than Auto: these models leave the splitting of activations to the compiler.
     """
+    check_kind("mesh", mesh, Mesh)
     if tensor_axis not in mesh.axis_names:
         raise ValueError(
             f"tensor_axis must be one of the mesh's axes {mesh.axis_names}, "

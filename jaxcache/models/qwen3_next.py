@@ -1,5 +1,6 @@
 """Builds a model from the config and the tensors of a `qwen3_next` checkpoint."""
 
+from jaxcache.layouts.hf_fields import MAX_LAYERS
 from jaxcache.models.attention_layer import Attention, AttentionShape
 from jaxcache.models.checkpoint import Config, Weights
 from jaxcache.models.feed_forward import GatedFeedForward
@@ -7,7 +8,6 @@ from jaxcache.models.gated_delta_layer import GatedDelta, GatedDeltaShape
 from jaxcache.models.hybrid import HybridModel, Residual
 from jaxcache.models.normalization import RMSNorm
 from jaxcache.models.settings import (
-    MAX_LAYERS,
     ConfigError,
     integer,
     integers,

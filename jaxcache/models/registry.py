@@ -1,10 +1,12 @@
 """The architectures there are models for, and how to get one."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Protocol
 
 from jax.sharding import Mesh
 
+from jaxcache.layouts.arguments import boolean, check_kind, integer
 from jaxcache.models.bamba import build_bamba
 from jaxcache.models.checkpoint import (
     CONFIG_FILE,
@@ -75,6 +77,7 @@ def load_model(
         ValueError: if there is no model for the architecture, or if the config or the
             tensors are not those of one; a wrong field is named with its file.
     """
+    boolean("match_transformers", match_transformers)
     weights = CheckpointWeights(folder)
     try:
         model = _builder(weights.config)(
@@ -112,6 +115,7 @@ def random_model(
             that of one.
     """
     build = _builder(config)
+    seed = integer("seed", seed, 0)
     weights = RandomWeights(seed, centred_norms=build is build_qwen3_next)
     model = build(config, weights, chunk_size=chunk_size, match_transformers=False)
     place_model(model, mesh, tensor_axis)
@@ -119,6 +123,7 @@ def random_model(
 
 
 def _builder(config: Config) -> Builder:
+    check_kind("config", config, Mapping)
     name = config.get("model_type")
     if not isinstance(name, str) or name not in _BUILDERS:
         raise ConfigError(

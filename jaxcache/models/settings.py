@@ -12,13 +12,9 @@ from typing import Any, cast
 import numpy as np
 
 from jaxcache.layouts import ModelLayout
+from jaxcache.layouts.arguments import MAX_SIZE
 from jaxcache.models.attention_layer import Rotary
 from jaxcache.models.checkpoint import Config, Weights
-
-#: More than any model has; a larger number is a mistake that would take for ever.
-MAX_LAYERS = 10_000
-#: Sizes of arrays are 32-bit integers.
-MAX_SIZE = 2**31 - 1
 
 _REQUIRED: Any = object()
 
@@ -95,14 +91,16 @@ def flag(config: Config, field: str, default: bool) -> bool:
 
 
 def integers(config: Config, field: str, default: Sequence[int]) -> tuple[int, ...]:
-    """Returns a field that must be a list of integers, at least 0 each.
+    """Returns a field that must be a list of integers from 0 to `MAX_SIZE`.
 
     Raises:
         ConfigError: naming the field, if it is something else.
     """
     values = setting(config, field, default)
     good = isinstance(values, list | tuple) and all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and 0 <= value <= MAX_SIZE
         for value in values
     )
     if not good:

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxcache.demo.conversations import BadInput
-from jaxcache.demo.memory import available_bytes, cache_bytes, check_memory
+from jaxcache.demo.memory import available_bytes, check_memory
 from jaxcache.device.state import init_cache
 from jaxcache.layouts import CacheLayout, CacheSize
 from jaxcache.models import TINY_CONFIG, random_model
@@ -17,11 +17,11 @@ SIZE = CacheSize.create(LAYOUT, 64, 8, max_seqs=2, max_tokens=256)
 
 def test_the_bytes_wanted_are_those_of_the_cache() -> None:
     state = init_cache(LAYOUT, 64, 8, max_seqs=2, max_tokens=256)
-    assert cache_bytes(LAYOUT, SIZE) == sum(x.nbytes for x in jax.tree.leaves(state))
+    assert SIZE.total_bytes(LAYOUT) == sum(x.nbytes for x in jax.tree.leaves(state))
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_its_bytes() -> None:
-    wanted = cache_bytes(LAYOUT, SIZE)
+    wanted = SIZE.total_bytes(LAYOUT)
     check_memory(LAYOUT, SIZE, available=wanted)
     message = (
         f"the cache would take {wanted:,} bytes for 64 pages and 8 rows, and "

@@ -237,7 +237,7 @@ def test_buckets_of_powers_of_two() -> None:
         ({"decode": (), "prefill_tokens": ()}, "must not both be empty"),
         ({"max_snapshots": 1}, "max_snapshots must be 0 or at least 2, got 1"),
         ({"max_copies": -1}, "max_copies must be 0 or at least 2, got -1"),
-        ({"max_prefill_seqs": 0}, "max_prefill_seqs must be at least 1, got 0"),
+        ({"max_prefill_seqs": 0}, "max_prefill_seqs must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_buckets_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -282,7 +282,7 @@ def test_what_is_no_step_is_refused() -> None:
         jit_step(no_function)
     for at in ("1", -1, True, None):
         bad: Any = at
-        message = f"state_argnum must be an integer of at least 0, got {at!r}"
+        message = f"state_argnum must be an integer >= 0, got {at!r}"
         with pytest.raises(ValueError, match=re.escape(message)):
             jit_step(light, state_argnum=bad)
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -165,11 +165,12 @@ def test_a_request_may_decline_reuse(model: Golden) -> None:
 @pytest.mark.parametrize(
     ("request_", "complaint"),
     [
-        (ask("a", []), r"prompt of request 'a' must be a row of token ids"),
-        (ask("a", [[1]]), r"got int64 of shape \(1, 1\)"),
-        (ask("a", [1.5]), "must be a row of token ids, at least one, got float64"),
+        (ask("a", []), r"prompt of request 'a' must have shape \(n,\), n at least 1"),
+        (ask("a", [[1]]), r"must have shape \(n,\), n at least 1, got \(1, 1\)"),
+        (ask("a", [1.5]), "prompt of request 'a' must hold integers, got float64"),
         (ask("a", [1, 256]), "must have token ids from 0 to 255, got 1 to 256"),
-        (ask("a", [-1]), "must have token ids from 0 to 255, got -1 to -1"),
+        (ask("a", [-1]), "prompt of request 'a' must hold token ids >= 0, got -1"),
+        (ask("a", [[1], [2, 3]]), r"prompt of request 'a' must be an array of shape"),
         (ask("a", [1], 0), "max_new_tokens of request 'a' must be at least 1, got 0"),
         (
             ask("a", np.zeros(200, np.int32), 10),
@@ -205,8 +206,8 @@ def test_an_id_under_way_is_refused(model: Golden) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"max_seqs": 0}, "max_seqs must be at least 1, got 0"),
-        ({"token_budget": 0}, "token_budget must be at least 1, got 0"),
+        ({"max_seqs": 0}, "max_seqs must be an integer >= 1, got 0"),
+        ({"token_budget": 0}, "token_budget must be an integer >= 1, got 0"),
         ({"num_rows": 3}, "num_rows must be at least max_seqs = 4"),
         ({"num_pages": 12}, "num_pages of group 0 must be at least 13"),
         ({"buckets": Buckets((), (16,))}, "buckets must have decode and prefill"),

@@ -24,7 +24,7 @@ from jaxcache.engine import Request
         ("eos_ids", [1.5], "eos_ids of request 'a' must be an integer, got 1.5"),
         ("points", None, "points of request 'a' must be a sequence of integers"),
         ("points", (True,), "points of request 'a' must be an integer, got True"),
-        ("reuse", "x", "reuse of request 'a' must be a bool, got 'x'"),
+        ("reuse", "x", "reuse of request 'a' must be True or False, got 'x'"),
     ],
 )
 def test_a_field_of_a_wrong_type_is_named(field: str, value: Any, message: str) -> None:

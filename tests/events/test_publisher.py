@@ -246,7 +246,9 @@ def test_an_endpoint_in_use_is_refused_at_once(context: Context) -> None:
 
         # The socket that was bound before is closed again; ZeroMQ takes its time.
         until(is_free)
-    with pytest.raises(ValueError, match="max_queued must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_queued must be an integer >= 1, got 0"):
         Publisher("inproc://events", max_queued=0, context=context)
-    with pytest.raises(ValueError, match="kept_batches must be at least 0, got -1"):
+    with pytest.raises(
+        ValueError, match="kept_batches must be an integer >= 0, got -1"
+    ):
         Publisher("inproc://events", kept_batches=-1, context=context)

@@ -155,6 +155,13 @@ GOOD: dict[str, Any] = {
         ({"max_tokens": 0}, "max_tokens must be an integer >= 1, got 0"),
         ({"max_tokens": 1e3}, "max_tokens must be an integer >= 1, got 1000.0"),
         ({"num_sinks": 0}, "num_sinks must be an integer >= 1, got 0"),
+        *(
+            (
+                {field: 1 << 31},
+                f"{field} must be at most 2147483647, got 2147483648",
+            )
+            for field in ("num_pages", "num_rows", "max_seqs", "max_tokens")
+        ),
         ({"num_sinks": True}, "num_sinks must be an integer >= 1, got True"),
     ],
 )
